@@ -1,0 +1,33 @@
+"""Residual topologies: how sublayer outputs flow back into a Transformer's residual stream. Needs torch only."""
+
+from siamesenorm.residual.base import (
+    Flow,
+    InitRule,
+    Link,
+    Place,
+    SublayerNeeds,
+    Topology,
+    lay_out,
+)
+from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.norms import LayerNorm, Norms, NormSpec, RMSNorm
+from siamesenorm.residual.registry import TOPOLOGIES, Residual, find_topology, parse_topology
+
+__all__ = [
+    "TOPOLOGIES",
+    "Flow",
+    "InitRule",
+    "LayerNorm",
+    "Link",
+    "NormSpec",
+    "Norms",
+    "Place",
+    "RMSNorm",
+    "Residual",
+    "SublayerNeeds",
+    "Topology",
+    "TopologyError",
+    "find_topology",
+    "lay_out",
+    "parse_topology",
+]

@@ -1,0 +1,62 @@
+"""ResiDual: a Post-Norm stream that feeds the sublayers and a Pre-Norm-like sum that joins at the end."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from siamesenorm.residual.base import Link, Place, Topology
+
+Pair = tuple[Tensor, Tensor]
+
+
+class DualLink(Link):
+    """o = F(x); d = d + o; x = N(x + o)."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def read(self, streams: Pair) -> tuple[Pair, Tensor]:
+        """x."""
+        return streams, streams[0]
+
+    def write(self, streams: Pair, output: Tensor) -> Pair:
+        """(N(x + O), d + O)."""
+        x, d = streams
+        output = self.dropped(output)
+        return self.norm(x + output), d + output
+
+
+class ResidualDual(Topology):
+    """ResiDual: ``o = F(x); d = d + o; x = N(x + o)``, ``out = x + N(d)``. arXiv 2304.14802."""
+
+    name = "residual_dual"
+    equation = "o = F(x);  d = d + o;  x = N(x + o)"
+    end = "x + N d"
+    arxiv = "2304.14802"
+    streams = "2"
+    kind = "several"
+    drawing = """
+ d ────────────────(+)──────────▶ d
+                    │                   end: x + N(d)
+          ┌──▶ F ───┤
+          │         │
+ x ───────┴────────(+)──▶ N ────▶ x"""
+
+    def link(self, place: Place) -> Link:
+        """The sublayer sees x alone."""
+        return DualLink(self.norm("stream"))
+
+    def open(self, x: Tensor) -> Pair:
+        """Both start from the embedding."""
+        return x, x
+
+    def close(self, streams: Pair) -> Tensor:
+        """x + N(d)."""
+        x, d = streams
+        assert self.final_norm is not None
+        return x + self.final_norm(d)
+
+    def named_streams(self, streams: Pair) -> dict[str, Tensor]:
+        """Post-Norm stream and sum."""
+        return {"x": streams[0], "d": streams[1]}

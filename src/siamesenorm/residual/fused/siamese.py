@@ -1,0 +1,145 @@
+"""The fused step of a siamese pair: ``(X, Y, O) → (X', Y', h)``.
+
+    X1 = X + O/c          Y' = Y + O
+    X' = N_X(X1)          s  = g * X' + N_Y(Y')          h = N_in(s)
+
+N_X, g and N_in may each be absent. One autograd node keeps X1, Y' and a few numbers a row; X', N_Y(Y'), s and h
+are made again in backward, because they cost a pass or two over memory each and nothing else needs them.
+The reference is the plain `read` and `write` of `residual/siamese.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from siamesenorm.residual.fused.recompute import attach
+from siamesenorm.residual.norms import Norm, NormCall, Stats, normalize, normalize_backward, renormalize
+
+Params = tuple[Tensor | None, ...]  # weight and bias of N_X, N_Y and N_in, then g
+
+
+class Plan(NamedTuple):
+    """What of the step is present: O's scale for X, and the norms."""
+
+    scale: float
+    norm_x: NormCall | None
+    norm_y: NormCall
+    norm_in: NormCall | None
+
+
+class Kept(NamedTuple):
+    """All that backward needs beside the parameters."""
+
+    x1: Tensor
+    y1: Tensor
+    stats: tuple[Stats | None, Stats, Stats | None]
+
+
+def fused_step(
+    x: Tensor,
+    y: Tensor,
+    output: Tensor,
+    scale: float,
+    norm_x: Norm | None,
+    gain: Tensor | None,
+    norm_y: Norm,
+    norm_in: Norm | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(X', Y', h) of the module's equations, differentiable once in every tensor."""
+    plan = Plan(scale, _call(norm_x), norm_y.call, _call(norm_in))
+    params = (*_affine(norm_x), *_affine(norm_y), *_affine(norm_in), gain)
+    if not torch.is_grad_enabled():
+        return _forward(plan, x, y, output, params)[:3]
+    note: list[Kept] = []
+    next_x, next_y, h = _FusedStep.apply(plan, note, x, y, output, *params)
+    if h.requires_grad:
+        (kept,) = note
+        attach(h, lambda x1, y1: _make_h(Kept(x1, y1, kept.stats), params), (kept.x1, kept.y1))
+    return next_x, next_y, h
+
+
+def _call(norm: Norm | None) -> NormCall | None:
+    return None if norm is None else norm.call
+
+
+def _affine(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if norm is None else (norm.weight, norm.bias)
+
+
+def _forward(plan: Plan, x: Tensor, y: Tensor, output: Tensor, params: Params) -> tuple[Tensor, Tensor, Tensor, Kept]:
+    wx, bx, wy, by, wi, bi, gain = params
+    x1 = torch.add(x, output, alpha=plan.scale)
+    y1 = y + output
+    next_x, stats_x = x1, None
+    if plan.norm_x is not None:
+        next_x, stats_x = normalize(x1, plan.norm_x, wx, bx)
+    s, stats_y = normalize(y1, plan.norm_y, wy, by)
+    s = _join(next_x, s, gain)
+    if plan.norm_in is None:
+        return next_x, y1, s, Kept(x1, y1, (stats_x, stats_y, None))
+    h, stats_in = normalize(s, plan.norm_in, wi, bi)
+    return next_x, y1, h, Kept(x1, y1, (stats_x, stats_y, stats_in))
+
+
+def _join(next_x: Tensor, normed_y: Tensor, gain: Tensor | None) -> Tensor:
+    """g * X' + N_Y(Y'), into the tensor of the second where dtypes allow."""
+    x_part = next_x if gain is None else next_x * gain
+    return normed_y.add_(x_part) if x_part.dtype == normed_y.dtype else x_part + normed_y
+
+
+def _make(kept: Kept, params: Params) -> tuple[Tensor, Tensor]:
+    """X' and s again, from what was kept."""
+    wx, bx, wy, by, _, _, gain = params
+    stats_x, stats_y, _ = kept.stats
+    next_x = kept.x1 if stats_x is None else renormalize(kept.x1, stats_x, wx, bx)
+    return next_x, _join(next_x, renormalize(kept.y1, stats_y, wy, by), gain)
+
+
+def _make_h(kept: Kept, params: Params) -> Tensor:
+    """h again, from what was kept."""
+    s, stats_in = _make(kept, params)[1], kept.stats[2]
+    return s if stats_in is None else renormalize(s, stats_in, params[4], params[5])
+
+
+class _FusedStep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, note: list[Kept], x: Tensor, y: Tensor, output: Tensor, *params: Any) -> Any:
+        next_x, next_y, h, kept = _forward(plan, x, y, output, params)
+        note.append(kept)
+        ctx.plan, ctx.dtypes = plan, (x.dtype, y.dtype, output.dtype)
+        ctx.stats = kept.stats
+        ctx.save_for_backward(kept.x1, kept.y1, *params)
+        return next_x, next_y, h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_x: Tensor, grad_y: Tensor, grad_h: Tensor) -> Any:
+        x1, y1, *params = ctx.saved_tensors
+        wx, bx, wy, by, wi, bi, gain = params
+        plan, kept = ctx.plan, Kept(x1, y1, ctx.stats)
+        stats_x, stats_y, stats_in = kept.stats
+        gwx = gbx = gwi = gbi = ggain = None
+
+        grad_s = grad_h
+        if stats_in is not None:
+            next_x, s = _make(kept, params)
+            grad_s, gwi, gbi = normalize_backward(grad_h, s, stats_in, wi, bi)
+        elif gain is not None:
+            next_x = x1 if stats_x is None else renormalize(x1, stats_x, wx, bx)
+
+        gy1, gwy, gby = normalize_backward(grad_s, y1, stats_y, wy, by)
+        gy1 = gy1 + grad_y
+        gx1 = grad_x + (grad_s if gain is None else grad_s * gain)
+        if gain is not None:
+            ggain = (grad_s * next_x).flatten(0, -2).sum(0).to(gain.dtype)
+        if stats_x is not None:
+            gx1, gwx, gbx = normalize_backward(gx1, x1, stats_x, wx, bx)
+        grad_output = torch.add(gy1, gx1, alpha=plan.scale)
+
+        dx, dy, do = ctx.dtypes
+        grads = (gx1.to(dx), gy1.to(dy), grad_output.to(do), gwx, gbx, gwy, gby, gwi, gbi, ggain)
+        return None, None, *grads

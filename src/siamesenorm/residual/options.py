@@ -1,0 +1,99 @@
+"""Typed options: frozen dataclasses whose fields carry their own help and limits.
+
+Values may come from Python or as text ("siamese:depth_scaling=none,input_norm=false"); either way a wrong
+name, type or value raises one sentence with what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from siamesenorm.residual.errors import TopologyError
+
+O = TypeVar("O", bound="Options")
+WORDS: dict[str, Any] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def option(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
+    """A field with its help text and, for numbers, the inclusive range of allowed values."""
+    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of a topology that has none; others subclass it."""
+
+    @classmethod
+    def parse(cls: type[O], values: Mapping[str, Any], owner: str) -> O:
+        """Checked options from names and values; `owner` is named in errors."""
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                allowed = f"its options are {', '.join(known)}" if known else "it has no options"
+                raise TopologyError(f"{owner}: unknown option {name!r}; {allowed}")
+        hints = get_type_hints(cls)
+        return cls(**{name: _check(owner, known[name], hints[name], value) for name, value in values.items()})
+
+
+def describe_type(hint: Any) -> str:
+    """What a field allows, in words: ``true or false``, ``one of a, b``, ``a number``."""
+    choices, optional = _choices(hint)
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    text = f"one of {', '.join(map(str, choices))}" if choices else names[_plain(hint)]
+    return f"{text}, or default" if optional else text
+
+
+def _plain(hint: Any) -> Any:
+    inner = [t for t in get_args(hint) if t is not type(None)] if _is_union(hint) else [hint]
+    return inner[0]
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def _choices(hint: Any) -> tuple[tuple[Any, ...], bool]:
+    plain = _plain(hint)
+    optional = _is_union(hint) and type(None) in get_args(hint)
+    return (get_args(plain) if get_origin(plain) is Literal else ()), optional
+
+
+def _check(owner: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    choices, optional = _choices(hint)
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    allowed = describe_type(hint)
+    if low is not None or high is not None:
+        allowed += f" from {low}" if high is None else f" from {low} to {high}"
+    wrong = TopologyError(f"{owner}: option {field.name} = {value!r} is not allowed; it takes {allowed}")
+    if optional and (value is None or value == "default"):
+        return None
+    if choices:
+        if value not in choices:
+            raise wrong
+        return value
+    kind = _plain(hint)
+    if kind is bool:
+        if isinstance(value, str):
+            value = WORDS.get(value.lower())
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if kind is str:
+        if not isinstance(value, str) or not value:
+            raise wrong
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise wrong
+    try:
+        number = kind(value)
+    except (ValueError, OverflowError):
+        raise wrong from None
+    if number != float(value) or not math.isfinite(number):
+        raise wrong
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise wrong
+    return number

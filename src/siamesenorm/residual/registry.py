@@ -1,0 +1,132 @@
+"""Names to topologies, and the two ways to make one: from Python and from text."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from siamesenorm.residual.base import Blocks, StreamKind, Topology
+from siamesenorm.residual.dual import ResidualDual
+from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.hybrid import Hybrid, HybridStar
+from siamesenorm.residual.hyper import Hyper, Manifold
+from siamesenorm.residual.norms import NormLike, Norms
+from siamesenorm.residual.siamese import Siamese
+from siamesenorm.residual.single import (
+    DeepNorm,
+    Keel,
+    LayerScale,
+    Mix,
+    Peri,
+    Post,
+    Pre,
+    Reordered,
+    ReZero,
+    Sandwich,
+    Scaled,
+    SubLN,
+)
+from siamesenorm.residual.span import BottomToTop, Span
+
+TOPOLOGIES: dict[str, type[Topology]] = {
+    topology.name: topology
+    for topology in (
+        Siamese,
+        Pre,
+        Post,
+        Hybrid,
+        HybridStar,
+        Span,
+        Hyper,
+        Manifold,
+        ResidualDual,
+        DeepNorm,
+        Sandwich,
+        Peri,
+        Reordered,
+        Mix,
+        Scaled,
+        BottomToTop,
+        Keel,
+        LayerScale,
+        ReZero,
+        SubLN,
+    )
+}
+
+
+def find_topology(name: str) -> type[Topology]:
+    """The class of a name."""
+    if name not in TOPOLOGIES:
+        raise TopologyError(f"topology: unknown name {name!r}; known names: {', '.join(TOPOLOGIES)}")
+    return TOPOLOGIES[name]
+
+
+def parse_topology(text: str) -> tuple[str, dict[str, str]]:
+    """Name and options of ``name`` or ``name:option=value,option=value``."""
+    name, colon, rest = text.partition(":")
+    find_topology(name)
+    options: dict[str, str] = {}
+    for item in rest.split(",") if colon else []:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise TopologyError(
+                f"topology: {item!r} in {text!r} is not an option; write name:option=value,option=value"
+            )
+        if key.strip() in options:
+            raise TopologyError(f"topology: option {key.strip()!r} stands twice in {text!r}")
+        options[key.strip()] = value.strip()
+    return name, options
+
+
+def Residual(
+    topology: str,
+    dim: int,
+    blocks: Blocks,
+    *,
+    norm: NormLike | Norms = "rms",
+    dropout: float = 0.0,
+    drop_path: float | Sequence[float] = 0.0,
+    fused: bool = True,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Topology:
+    """A residual topology for a stack of sublayers.
+
+    topology: a name, with options after a colon if you like: ``"siamese:depth_scaling=none"``.
+    dim: width of the residual stream.
+    blocks: number of (attention, ffn) blocks, or the sublayer kinds of every block.
+    norm: ``"rms"``, ``"layer"``, a `NormSpec`, a function from width to module, or `Norms` by role.
+    dropout, drop_path: on every sublayer's update, one draw for all streams; drop_path also one rate a block.
+    fused: take fused steps in eager mode where the topology has them.
+    options: the topology's own; ``siamesenorm topologies NAME`` lists them.
+    """
+    name, given = parse_topology(topology)
+    both = set(given) & set(options)
+    if both:
+        raise TopologyError(f"{name}: option {sorted(both)[0]!r} stands both in the text and as an argument")
+    with torch.device(device) if device is not None else contextlib.nullcontext():
+        made = find_topology(name)(
+            dim, blocks, norm=norm, dropout=dropout, drop_path=drop_path, fused=fused, options={**given, **options}
+        )
+    return made if dtype is None else made.to(dtype)
+
+
+def create_part(role: str, topology: str, kind: StreamKind, dim: int, blocks: Blocks, norm: Norms) -> Topology:
+    """One stream of a siamese pair: a single-stream topology of the given kind, without links of its own."""
+    name, options = parse_topology(topology)
+    found = find_topology(name)
+    if found.kind != kind:
+        allowed = ", ".join(name for name, other in TOPOLOGIES.items() if other.kind == kind)
+        why = {
+            "several": "has several streams itself",
+            "mixed": "is Post-Norm in some blocks and Pre-Norm in others",
+            "pre": "never normalises its stream",
+            "post": "normalises its stream",
+        }[found.kind]
+        raise TopologyError(f"siamese: {role} = {name!r} is not allowed, because it {why}; {role} takes {allowed}")
+    return found(dim, blocks, norm=norm, part=True, options=options)

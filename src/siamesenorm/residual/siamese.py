@@ -1,0 +1,228 @@
+"""SiameseNorm: two coupled streams, one Post-Norm-like and one Pre-Norm-like, around shared sublayers.
+
+Each stream is a single-stream topology of its own (`x` and `y`); the pair adds what they see and gives both the
+same output. The paper's forms are three choices of the parts::
+
+    plain        x = post (norm at the end)      y = pre      no N_in, no depth scaling, no N_out
+    post_pre     x = post (norm at the start)    y = pre      N_in, c_l = sqrt(2(l+1)), N_out
+    hybrid_pre   x = hybrid                      y = pre      the same; attention has g * X instead of N_in
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.residual.base import InitRule, Link, Place, Streams, SublayerNeeds, Topology
+from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.fused.siamese import fused_step
+from siamesenorm.residual.norms import Norm, Norms, runs_plain_eager
+from siamesenorm.residual.options import Options, option
+from siamesenorm.residual.single import PostEndLink, PostStartLink, PreLink, RawLink
+
+Pair = tuple[Streams, Streams]
+DepthScaling = Literal["none", "sqrt(2(l+1))", "sqrt(l+1)"]
+DEPTH_SCALES: dict[str, Callable[[int], float]] = {
+    "none": lambda l: 1.0,
+    "sqrt(2(l+1))": lambda l: (2 * (l + 1)) ** 0.5,
+    "sqrt(l+1)": lambda l: (l + 1) ** 0.5,
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The parts and settings that a named form stands for."""
+
+    x: str
+    y: str
+    input_norm: bool
+    depth_scaling: DepthScaling
+    final_norm: bool
+
+
+FORMS = {
+    "post_pre": Form("post", "pre", True, "sqrt(2(l+1))", True),
+    "plain": Form("post:norm_at=end", "pre", False, "none", False),
+    "hybrid_pre": Form("hybrid", "pre", True, "sqrt(2(l+1))", True),
+}
+
+
+@dataclass(frozen=True)
+class SiameseOptions(Options):
+    """The form, and what of it is changed."""
+
+    form: Literal["post_pre", "plain", "hybrid_pre"] = option(
+        "post_pre",
+        "post_pre: the official code's; plain: the paper's Algorithm 1; hybrid_pre: the paper's best LM",
+    )
+    x: str | None = option(None, "topology of the first stream, of the post kind; default: the form's")
+    y: str | None = option(None, "topology of the second stream, of the pre kind; default: the form's")
+    input_norm: bool | None = option(
+        None, "normalise the sum that the sublayer reads (N_in); default: on, off in the plain form"
+    )
+    depth_scaling: DepthScaling | None = option(
+        None, "c_l by which X receives its update divided; default: sqrt(2(l+1)), none in the plain form"
+    )
+    final_norm: bool | None = option(None, "normalise the final sum (N_out); default: on, off in the plain form")
+
+
+class PairLink(Link):
+    """O = F(N_in(read_x(X) + read_y(Y)));  X = write_x(X, O/c);  Y = write_y(Y, O)."""
+
+    def __init__(
+        self, x: Link, y: Link, input_norm: nn.Module | None, gain_dim: int | None, depth_scale: float
+    ) -> None:
+        super().__init__()
+        self.x, self.y, self.input_norm = x, y, input_norm
+        self.gain = None if gain_dim is None else nn.Parameter(torch.empty(gain_dim))
+        self.scale = 1 / depth_scale
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """g = 1."""
+        if self.gain is not None:
+            nn.init.ones_(self.gain)
+
+    def read(self, streams: Pair) -> tuple[Pair, Tensor]:
+        """N_in(g * X + N_Y(Y)), in the parts' own words."""
+        X, seen_x = self.x.read(streams[0])
+        Y, seen_y = self.y.read(streams[1])
+        seen = (seen_x if self.gain is None else self.gain * seen_x) + seen_y
+        return (X, Y), seen if self.input_norm is None else self.input_norm(seen)
+
+    def write(self, streams: Pair, output: Tensor) -> Pair:
+        """One output, and one draw of dropout, for both streams."""
+        output = self.dropped(output)
+        scaled = output if self.scale == 1 else output * self.scale
+        return self.x.write(streams[0], scaled), self.y.write(streams[1], output)
+
+
+class Siamese(Topology):
+    """SiameseNorm: ``O = F(N_in(N_X(X) + N_Y(Y)))``, both streams receive O, X divided by c_l. arXiv 2602.08064.
+
+    ``out = N_out(N_Xf(X) + N_Yf(Y))``. Where X is a HybridNorm stream, attention reads ``g * X + N_Y(Y)`` with a
+    learned vector g and without N_in, since it normalises its queries, keys and values itself.
+    """
+
+    name = "siamese"
+    equation = "X = N_X X;  O = F(N_in(X + N_Y Y));  X = X + O/c_l;  Y = Y + O"
+    end = "N_out(N_Xf X + N_Yf Y)"
+    arxiv = "2602.08064"
+    streams = "2"
+    kind = "several"
+    options_class = SiameseOptions
+    options: SiameseOptions
+    drawing = """
+ Y ──┬─────────────────────────────────(+)──▶ Y        Pre-Norm-like: never normalised
+     └──▶ N_Y ──┐                       │
+               (+)──▶ N_in ──▶ F ──▶ O ─┤
+           ┌────┘                       ▼ ÷ c_l
+ X ──▶ N_X ┴───────────────────────────(+)──▶ X        Post-Norm-like: normalised at every sublayer
+
+ start: X = Y = embed        end: N_out(N_Xf(X) + N_Yf(Y))        c_l = sqrt(2(l+1))
+
+ form=plain       N_X after the addition, no N_in, no c_l, out = X + N_Yf(Y)
+ form=hybrid_pre  attention reads g * X + N_Y(Y) and norms Q, K, V itself; N_X and N_in at the FFN"""
+
+    def setup(self) -> None:
+        """Resolve the form and make the parts' starts and ends."""
+        from siamesenorm.residual.registry import create_part  # the registry imports this module
+
+        chosen, form = self.options, FORMS[self.options.form]
+        self.input_norm = form.input_norm if chosen.input_norm is None else chosen.input_norm
+        self.depth_scaling = chosen.depth_scaling or form.depth_scaling
+        self.has_final_norm = form.final_norm if chosen.final_norm is None else chosen.final_norm  # type: ignore[misc]
+        stream_norms = Norms(self.norms.stream, self.norms.stream, self.norms.stream)
+        blocks = _kinds(self.places)
+        self.x = create_part("x", chosen.x or form.x, "post", self.dim, blocks, stream_norms)
+        self.y = create_part("y", chosen.y or form.y, "pre", self.dim, blocks, stream_norms)
+        self._check_parts_agree()
+
+    def _check_parts_agree(self) -> None:
+        """There is one set of sublayer weights, so at most one part may say how it is made."""
+        both = f"{self.name}: x={self.x.name} and y={self.y.name}"
+        if not self.x.init_rule.is_neutral and not self.y.init_rule.is_neutral:
+            raise TopologyError(f"{both} both set the initial weights of the shared sublayers; only one may")
+        for place in self.places:
+            norms = {part.needs(place).attention_norm for part in (self.x, self.y)} - {"none"}
+            if len(norms) > 1:
+                raise TopologyError(f"{both} ask the shared attention for different norms: {', '.join(sorted(norms))}")
+
+    def link(self, place: Place) -> Link:
+        """The parts' own links, side by side."""
+        x, y = self.x.link(place), self.y.link(place)
+        reads_raw = type(x) is RawLink  # HybridNorm's attention: its norms on Q, K and V do the work of N_in
+        input_norm = self.norm("input") if self.input_norm and not reads_raw else None
+        scale = DEPTH_SCALES[self.depth_scaling](place.block)
+        return PairLink(x, y, input_norm, self.dim if reads_raw else None, scale)
+
+    def open(self, x: Tensor) -> Pair:
+        """Both streams start from the embedding."""
+        return self.x.open(x), self.y.open(x)
+
+    def close(self, streams: Pair) -> Tensor:
+        """N_out(N_Xf(X) + N_Yf(Y)), in the parts' own words."""
+        out = self.x.close(streams[0]) + self.y.close(streams[1])
+        return out if self.final_norm is None else self.final_norm(out)
+
+    def needs(self, place: Place) -> SublayerNeeds:
+        """What either part needs."""
+        x, y = self.x.needs(place), self.y.needs(place)
+        norm = x.attention_norm if x.attention_norm != "none" else y.attention_norm
+        return SublayerNeeds(norm, x.output_norm or y.output_norm)
+
+    @property
+    def init_rule(self) -> InitRule:
+        """The rule of the part that has one."""
+        return self.y.init_rule if self.x.init_rule.is_neutral else self.x.init_rule
+
+    def named_streams(self, streams: Pair) -> dict[str, Tensor]:
+        """The Post-Norm-like x and the Pre-Norm-like y."""
+        (x,), (y,) = (part.named_streams(s).values() for part, s in zip((self.x, self.y), streams, strict=True))
+        return {"x": x, "y": y}
+
+    def step(self, index: int, streams: Streams, output: Tensor) -> tuple[Streams, Tensor]:
+        """Fused where the parts are the paper's (post or hybrid with pre) and the tensors are plain."""
+        last, following = self.links[index], self.links[index + 1]
+        assert isinstance(last, PairLink)
+        assert isinstance(following, PairLink)
+        if self.fused and runs_plain_eager(output):
+            call = fusible(last, following)
+            if call is not None:
+                x, y = streams
+                x, y, h = fused_step(x, y, last.dropped(output), last.scale, *call)
+                return (x, y), h
+        return super().step(index, streams, output)
+
+
+FusedCall = tuple[Norm | None, Tensor | None, Norm, Norm | None]
+
+
+def fusible(last: PairLink, following: PairLink) -> FusedCall | None:
+    """N_X, g, N_Y and N_in for `fused_step` between two links, or None where only the plain form exists."""
+    if not {type(last.x), type(following.x)} <= {PostStartLink, PostEndLink, RawLink}:
+        return None
+    if type(last.y) is not PreLink or type(following.y) is not PreLink:
+        return None
+    candidates: list[Any] = [
+        link.norm for link, kind in ((last.x, PostEndLink), (following.x, PostStartLink)) if type(link) is kind
+    ]
+    if len(candidates) > 1:
+        return None
+    norm_x, norm_y, norm_in = (candidates or [None])[0], following.y.norm, following.input_norm
+    norms = [norm for norm in (norm_x, norm_y, norm_in) if norm is not None]
+    if not all(isinstance(norm, Norm) and runs_plain_eager(norm.weight, norm.bias) for norm in norms):
+        return None
+    return norm_x, following.gain, norm_y, norm_in  # type: ignore[return-value]  # all checked to be Norm
+
+
+def _kinds(places: list[Place]) -> list[list[str]]:
+    """The layout again, as the parts' constructors take it."""
+    blocks: list[list[str]] = [[] for _ in range(places[0].blocks)]
+    for place in places:
+        blocks[place.block].append(place.kind)
+    return blocks

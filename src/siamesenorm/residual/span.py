@@ -1,0 +1,142 @@
+"""Topologies whose block input skips over the whole block: SpanNorm and B2T.
+
+The stream is a pair (block input, current value). Blocks of more than two sublayers keep Post-Norm inside and
+the long skip at their last sublayer; with a single sublayer both come down to Post-Norm. [our choice: the
+papers have (attention, ffn) blocks only]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from siamesenorm.residual.base import InitRule, Link, Place, Topology
+from siamesenorm.residual.options import Options, option
+
+Pair = tuple[Tensor, Tensor]
+
+
+class InnerLink(Link):
+    """u = N(u + F(u)); the block input waits."""
+
+    def __init__(self, norm: nn.Module, read_norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.norm, self.read_norm = norm, read_norm
+
+    def read(self, streams: Pair) -> tuple[Pair, Tensor]:
+        """The current value; block 0 of SpanNorm reads it normalised."""
+        current = streams[1]
+        return streams, current if self.read_norm is None else self.read_norm(current)
+
+    def write(self, streams: Pair, output: Tensor) -> Pair:
+        """Post-Norm on the current value."""
+        block_input, current = streams
+        return block_input, self.norm(current + self.dropped(output))
+
+
+class SpanLink(InnerLink):
+    """x = N2(x + F(u)): the skip comes from the block input, which then moves on."""
+
+    def write(self, streams: Pair, output: Tensor) -> Pair:
+        """The next block's input and current value, one and the same."""
+        x = self.norm(streams[0] + self.dropped(output))
+        return x, x
+
+
+class BottomToTopLink(InnerLink):
+    """x = N2(x + u + F(u)): the block input joins the usual skip."""
+
+    def write(self, streams: Pair, output: Tensor) -> Pair:
+        """The next block's input and current value, one and the same."""
+        block_input, current = streams
+        x = self.norm(block_input + current + self.dropped(output))
+        return x, x
+
+
+class BlockSkip(Topology):
+    """What SpanNorm and B2T share: the pair of streams and Post-Norm inside the block."""
+
+    streams = "1 + block input"
+    kind = "post"
+    has_final_norm = False
+    last_link: ClassVar[type[InnerLink]]
+
+    def link(self, place: Place) -> Link:
+        """Post-Norm inside a block, the long skip at its last sublayer."""
+        if place.size == 1:
+            return SpanLink(self.norm("stream"), self.read_norm(place))
+        return (self.last_link if place.ends_block else InnerLink)(self.norm("stream"), self.read_norm(place))
+
+    def read_norm(self, place: Place) -> nn.Module | None:
+        """A norm on what the sublayer reads, where the topology has one."""
+        return None
+
+    def open(self, x: Tensor) -> Pair:
+        """The embedding is the first block's input."""
+        return x, x
+
+    def close(self, streams: Pair) -> Tensor:
+        """The current value; it is normalised already."""
+        return streams[1]
+
+    def named_streams(self, streams: Pair) -> dict[str, Tensor]:
+        """The current value; between blocks it is the block input too."""
+        return {"x": streams[1]}
+
+
+BRANCH_STD = {"1/sqrt(L)": -0.5, "1/L": -1.0, "1": 0.0}
+
+
+@dataclass(frozen=True)
+class SpanOptions(Options):
+    """The depth-scaled initialisation."""
+
+    branch_std: Literal["1/sqrt(L)", "1/L", "1"] = option(
+        "1/sqrt(L)", "std of a branch's output at start, as a factor on the output projections' std"
+    )
+
+
+class Span(BlockSkip):
+    """SpanNorm: ``u = N1(x + Attn(x)); x = N2(x + FFN(u))``. arXiv 2601.22580.
+
+    Block 0 attends to ``N(x)`` and its skip is raw x. The law of the depth-scaled initialisation is not
+    published; ``branch_std`` is our choice.
+    """
+
+    name = "span"
+    equation = "u = N1(x + Attn(x));  x = N2(x + FFN(u))"
+    end = "–"
+    arxiv = "2601.22580"
+    options_class = SpanOptions
+    options: SpanOptions
+    last_link = SpanLink
+    drawing = """
+ x ──┬──────────────────────────────────────────(+)──▶ N2 ──▶ x
+     ├───────────(+)──▶ N1 ──▶ u ──▶ FFN ─────────┘
+     └──▶ Attn ────┘                            block 0: Attn(N x)"""
+
+    def read_norm(self, place: Place) -> nn.Module | None:
+        """The raw embedding is normalised for block 0's first sublayer."""
+        return self.norm("input") if place.index == 0 else None
+
+    @property
+    def init_rule(self) -> InitRule:
+        """Output projections scaled by depth; no other depth factor."""
+        factor = self.places[0].blocks ** BRANCH_STD[self.options.branch_std]
+        return InitRule({"attention_out": factor, "ffn_out": factor}, keeps_depth_factor=False)
+
+
+class BottomToTop(BlockSkip):
+    """B2T connection: ``u = N1(x + Attn(x)); x = N2(x + u + FFN(u))``. arXiv 2206.00330."""
+
+    name = "b2t"
+    equation = "u = N1(x + Attn(x));  x = N2(x + u + FFN(u))"
+    end = "–"
+    arxiv = "2206.00330"
+    last_link = BottomToTopLink
+    drawing = """
+ x ──┬────────────────────────────────────────────────(+)──▶ N2 ──▶ x
+     ├───────────(+)──▶ N1 ──▶ u ──┬───────────(+)──────┘
+     └──▶ Attn ────┘               └──▶ FFN ─────┘"""
