@@ -78,7 +78,8 @@ def lay_out(blocks: Blocks) -> list[Place]:
     for kind in (kind for block in kinds for kind in block):
         if kind not in known:
             raise TopologyError(f"blocks: unknown sublayer kind {kind!r}; known kinds: {', '.join(known)}")
-    total, places = sum(map(len, kinds)), []
+    total = sum(map(len, kinds))
+    places: list[Place] = []
     for l, block in enumerate(kinds):
         for position, kind in enumerate(block):
             places.append(Place(len(places), kind, l, len(kinds), position, len(block), total))

@@ -110,7 +110,7 @@ def runs_plain_eager(*tensors: Tensor | None) -> bool:
 
     Compilers fuse and recompute better on the plain form; DTensors and functorch need ordinary operators.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling():
         return False
     if getattr(torch._C, "_are_functorch_transforms_active", lambda: False)():
         return False

@@ -90,6 +90,6 @@ def remembering(h: Tensor) -> contextlib.AbstractContextManager[Any]:
     if torch.compiler.is_compiling():
         return contextlib.nullcontext()
     recipe = getattr(h, ATTRIBUTE, None)
-    if recipe is None or not torch._C._autograd._saved_tensors_hooks_is_enabled():
+    if recipe is None or not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
         return contextlib.nullcontext()
     return _swapping(recipe)
