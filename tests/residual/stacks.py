@@ -14,7 +14,7 @@ from siamesenorm.residual import NormSpec, Residual, Topology
 from .equations import Parameters, stack_of
 from .table import ROWS, Row
 
-D, L = 6, 3
+D, L = 6, 2
 PAIR = ["attention", "ffn"]
 NORMS = {
     "rms": NormSpec("rms"),

@@ -27,7 +27,7 @@ from .table import ROWS
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 LAYOUTS = {
     "attention-only": [["attention"]] * 3,
-    "ffn-only": [["ffn"]] * 3,
+    "deep": [PAIR] * 4,
     "three": [["attention", "cross_attention", "ffn"]] * 2,
     "uneven": [["attention"], PAIR, ["attention", "cross_attention", "ffn"]],
     "parallel": [["parallel"]] * 3,
