@@ -36,10 +36,13 @@ class NormCall(NamedTuple):
     eps: float
 
 
-def normalize(x: Tensor, call: NormCall, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Stats]:
+def normalize(
+    x: Tensor, call: NormCall, weight: Tensor | None, bias: Tensor | None, *, inplace: bool = False
+) -> tuple[Tensor, Stats]:
     """Norm over the last dimension and the statistics for `normalize_backward`; no graph is recorded.
 
-    Low-precision input is normalised in float32 and returned in its own dtype.
+    Low-precision input is normalised in float32 and returned in its own dtype. `inplace` lets RMSNorm write over
+    x: on CPU, fresh memory costs more than the arithmetic.
     """
     dim = x.shape[-1]
     values = x.float() if x.dtype in LOW_PRECISION else x
@@ -48,15 +51,18 @@ def normalize(x: Tensor, call: NormCall, weight: Tensor | None, bias: Tensor | N
         out, mean, rstd = torch.native_layer_norm(values, (dim,), weight, bias, call.eps)
         return out.to(x.dtype), Stats(mean, rstd)
     # Two passes over x where F.rms_norm on CPU runs a chain of pow, mean, rsqrt and two products.
-    square = torch.linalg.vector_norm(values, dim=-1, keepdim=True).square_()
-    stats = Stats(None, square.div_(dim).add_(call.eps).rsqrt_())
-    return renormalize(x, stats, weight, bias), stats
+    length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    stats = Stats(None, torch.addcmul(length.new_tensor(call.eps), length, length, value=1 / dim).rsqrt_())
+    return renormalize(x, stats, weight, bias, inplace=inplace), stats
 
 
-def renormalize(x: Tensor, stats: Stats, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def renormalize(
+    x: Tensor, stats: Stats, weight: Tensor | None, bias: Tensor | None, *, inplace: bool = False
+) -> Tensor:
     """`normalize` again with the statistics it returned."""
     values = x.float() if x.dtype in LOW_PRECISION else x
-    out = values * stats.rstd if stats.mean is None else (values - stats.mean).mul_(stats.rstd)
+    centred = values if stats.mean is None else values - stats.mean
+    out = centred.mul_(stats.rstd) if inplace or centred is not x else centred * stats.rstd
     if weight is not None:
         out.mul_(weight)
     if bias is not None:

@@ -70,25 +70,27 @@ def _affine(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if norm is None else (norm.weight, norm.bias)
 
 
-def _forward(plan: Plan, x: Tensor, y: Tensor, output: Tensor, params: Params) -> tuple[Tensor, Tensor, Tensor, Kept]:
+def _forward(
+    plan: Plan, x: Tensor, y: Tensor, output: Tensor, params: Params
+) -> tuple[Tensor, Tensor, Tensor, Kept]:
     wx, bx, wy, by, wi, bi, gain = params
     x1 = torch.add(x, output, alpha=plan.scale)
     y1 = y + output
     next_x, stats_x = x1, None
     if plan.norm_x is not None:
         next_x, stats_x = normalize(x1, plan.norm_x, wx, bx)
-    s, stats_y = normalize(y1, plan.norm_y, wy, by)
-    s = _join(next_x, s, gain)
-    if plan.norm_in is None:
-        return next_x, y1, s, Kept(x1, y1, (stats_x, stats_y, None))
-    h, stats_in = normalize(s, plan.norm_in, wi, bi)
+    normed_y, stats_y = normalize(y1, plan.norm_y, wy, by)
+    h, stats_in = _join(next_x, normed_y, gain), None
+    if plan.norm_in is not None:
+        h, stats_in = normalize(h, plan.norm_in, wi, bi, inplace=True)
     return next_x, y1, h, Kept(x1, y1, (stats_x, stats_y, stats_in))
 
 
 def _join(next_x: Tensor, normed_y: Tensor, gain: Tensor | None) -> Tensor:
-    """g * X' + N_Y(Y'), into the tensor of the second where dtypes allow."""
-    x_part = next_x if gain is None else next_x * gain
-    return normed_y.add_(x_part) if x_part.dtype == normed_y.dtype else x_part + normed_y
+    """g * X' + N_Y(Y'), written over the second where dtypes allow."""
+    if next_x.dtype != normed_y.dtype:
+        return normed_y + (next_x if gain is None else next_x * gain)
+    return normed_y.add_(next_x) if gain is None else normed_y.addcmul_(next_x, gain)
 
 
 def _make(kept: Kept, params: Params) -> tuple[Tensor, Tensor]:
@@ -102,7 +104,7 @@ def _make(kept: Kept, params: Params) -> tuple[Tensor, Tensor]:
 def _make_h(kept: Kept, params: Params) -> Tensor:
     """h again, from what was kept."""
     s, stats_in = _make(kept, params)[1], kept.stats[2]
-    return s if stats_in is None else renormalize(s, stats_in, params[4], params[5])
+    return s if stats_in is None else renormalize(s, stats_in, params[4], params[5], inplace=True)
 
 
 class _FusedStep(torch.autograd.Function):
@@ -132,10 +134,12 @@ class _FusedStep(torch.autograd.Function):
             next_x = x1 if stats_x is None else renormalize(x1, stats_x, wx, bx)
 
         gy1, gwy, gby = normalize_backward(grad_s, y1, stats_y, wy, by)
-        gy1 = gy1 + grad_y
-        gx1 = grad_x + (grad_s if gain is None else grad_s * gain)
+        gy1 = gy1.add_(grad_y)
         if gain is not None:
-            ggain = (grad_s * next_x).flatten(0, -2).sum(0).to(gain.dtype)
+            ggain = (grad_s * next_x).sum_to_size(gain.shape).to(gain.dtype)
+            gx1 = torch.addcmul(grad_x, grad_s, gain)
+        else:  # grad_s is ours to write over, unless it is grad_h itself
+            gx1 = grad_x + grad_s if stats_in is None else grad_s.add_(grad_x)
         if stats_x is not None:
             gx1, gwx, gbx = normalize_backward(gx1, x1, stats_x, wx, bx)
         grad_output = torch.add(gy1, gx1, alpha=plan.scale)
