@@ -11,7 +11,8 @@ help: ## show this list
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@echo 'installing into .venv (a few minutes the first time)'
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: $(READY) ## every topology in a table, one explained, signal propagation by depth drawn into runs/
