@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from siamesenorm.residual import native
 from siamesenorm.residual.errors import TopologyError
 
 NormKind = Literal["rms", "layer"]
@@ -45,6 +46,8 @@ def normalize(
     x: on CPU, fresh memory costs more than the arithmetic.
     """
     dim = x.shape[-1]
+    if native.usable(x, weight, bias):
+        return _native_normalize(x, call, weight, bias, inplace)
     values = x.float() if x.dtype in LOW_PRECISION else x
     if call.kind == "layer":
         weight, bias = _cast(weight, values), _cast(bias, values)
@@ -75,6 +78,8 @@ def normalize_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of `normalize` for its input, weight and bias, the input's first."""
     dim = x.shape[-1]
+    if native.usable(grad, x, weight, bias):
+        return _native_backward(grad, x, stats, weight, bias)
     values, dtype = (x.float(), x.dtype) if x.dtype in LOW_PRECISION else (x, x.dtype)
     grad, gain = grad.to(values.dtype).contiguous(), _cast(weight, values)
     mean = torch.zeros_like(stats.rstd) if stats.mean is None else stats.mean
@@ -89,6 +94,40 @@ def normalize_backward(
     gw = None if weight is None else gw.to(weight.dtype)
     gb = None if bias is None else gb.to(bias.dtype)
     return gx.to(dtype), gw, gb
+
+
+def _native_normalize(
+    x: Tensor, call: NormCall, weight: Tensor | None, bias: Tensor | None, inplace: bool
+) -> tuple[Tensor, Stats]:
+    x = x.contiguous()
+    stats = empty_stats(x, call.kind)
+    out = x if inplace else torch.empty_like(x)
+    norm = native.norm_args(call.kind == "layer", call.eps, weight, bias, *stats)
+    arguments = native.NormCallArgs(*native.size_of(x), norm, x.data_ptr(), None, out.data_ptr())
+    native.call("norm_forward", arguments)
+    return out, stats
+
+
+def _native_backward(
+    grad: Tensor, x: Tensor, stats: Stats, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    grad, x = grad.contiguous(), x.contiguous()
+    out, gw, gb = torch.empty_like(x), empty_like(weight), empty_like(bias)
+    norm = native.norm_args(stats.mean is not None, 0.0, weight, bias, *stats, gw, gb)
+    arguments = native.NormCallArgs(*native.size_of(x), norm, x.data_ptr(), grad.data_ptr(), out.data_ptr())
+    native.call("norm_backward", arguments)
+    return out, gw, gb
+
+
+def empty_stats(x: Tensor, kind: NormKind) -> Stats:
+    """Room for the statistics of x's rows."""
+    rstd = x.new_empty((*x.shape[:-1], 1))
+    return Stats(torch.empty_like(rstd) if kind == "layer" else None, rstd)
+
+
+def empty_like(parameter: Tensor | None) -> Tensor | None:
+    """Room for a parameter's gradient."""
+    return None if parameter is None else torch.empty_like(parameter)
 
 
 def _cast(parameter: Tensor | None, like: Tensor) -> Tensor | None:
