@@ -14,7 +14,7 @@ class Drop(nn.Module):
     def __init__(self, dropout: float = 0.0, path: float = 0.0) -> None:
         super().__init__()
         for name, rate in (("dropout", dropout), ("drop_path", path)):
-            if not 0 <= rate < 1:
+            if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1:
                 raise TopologyError(f"{name}: {rate!r} is not allowed; it takes a rate from 0 to below 1")
         self.dropout, self.path = dropout, path
 

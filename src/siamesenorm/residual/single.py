@@ -280,7 +280,7 @@ class Mix(Topology):
 
     def link(self, place: Place) -> Link:
         """Post in the first blocks, Pre after them."""
-        if place.block < int(self.options.post_fraction * place.blocks):
+        if place.block + 1 <= self.options.post_fraction * place.blocks + 1e-9:  # .29 of 100 is 28.999…
             return PostEndLink(self.norm("stream"))
         return PreLink(self.norm("input"))
 
@@ -374,7 +374,7 @@ class GainLink(PreLink):
 class LayerScaleOptions(Options):
     """The gain's start."""
 
-    start: float = option(1e-4, "value every gain starts at; 1 starts as Pre-Norm")
+    start: float = option(1e-4, "value every gain starts at; 1 starts as Pre-Norm", low=-1000, high=1000)
 
 
 class LayerScale(Topology):
