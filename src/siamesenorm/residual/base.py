@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.residual.drop import Drop
+from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.fused.recompute import remembering
 from siamesenorm.residual.norms import NormLike, NormRole, Norms
@@ -130,13 +130,18 @@ class Link(nn.Module):
         """The streams (changed where the equation changes them before the sublayer) and what the sublayer sees."""
         raise NotImplementedError
 
-    def write(self, streams: Streams, output: Tensor) -> Streams:
-        """The streams after the sublayer's output has been added."""
+    def write(self, streams: Streams, output: Tensor, keep: Keep = None) -> Streams:
+        """The streams after the sublayer's output has been added; `keep` is a draw of dropout made outside."""
         raise NotImplementedError
 
-    def dropped(self, update: Tensor) -> Tensor:
-        """The update under this link's dropout and stochastic depth; every stream receives the same draw."""
-        return update if self.drop is None else self.drop(update)
+    def draw(self, output: Tensor) -> Keep:
+        """One draw of this link's dropout and stochastic depth, for all streams."""
+        return None if self.drop is None else self.drop.draw(output)
+
+    def dropped(self, update: Tensor, keep: Keep = None) -> Tensor:
+        """The update under a draw made outside, or else under this link's own."""
+        keep = self.draw(update) if keep is None else keep
+        return update if keep is None else update * keep
 
 
 class Topology(nn.Module):
