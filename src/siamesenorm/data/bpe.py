@@ -36,7 +36,9 @@ class JsonTokenizer:
             self._inner = library.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception
             reason = str(error).replace("\n", " ")
-            raise DataError(f"tokenizer: {name!r} is not a tokenizer.json that `tokenizers` can read: {reason}") from None
+            raise DataError(
+                f"tokenizer: {name!r} is not a tokenizer.json that `tokenizers` can read: {reason}"
+            ) from None
         self._inner.no_padding()
         self._inner.no_truncation()
         self._inner.encode_special_tokens = True  # text that looks like a special token stays text

@@ -55,7 +55,9 @@ def arithmetic_choices(
     shots: solved problems of the training split that stand before every question.
     """
     if count < 1 or shots < 0:
-        raise DataError(f"choices: count = {count}, shots = {shots} is not allowed; count is 1 or more, shots 0 or more")
+        raise DataError(
+            f"choices: count = {count}, shots = {shots} is not allowed; count is 1 or more, shots 0 or more"
+        )
     settings = settings or Arithmetic()
     chance = random.Random(f"choices {settings.seed} {seed} {split}")
     seen: set[str] = set()
@@ -102,9 +104,7 @@ def near_misses(problem: Problem, chance: random.Random) -> list[int]:
     return chance.sample(below, wanted) + chance.sample(above, OPTIONS - 1 - wanted)
 
 
-def score_choices(
-    questions: Sequence[Choice], log_likelihoods: LogLikelihoods, *, batch_size: int = 64
-) -> ChoiceScore:
+def score_choices(questions: Sequence[Choice], log_likelihoods: LogLikelihoods, *, batch_size: int = 64) -> ChoiceScore:
     """Accuracy of choosing the likeliest option; a tie counts for its share, so a constant model scores 25 %.
 
     batch_size: questions, of four continuations each, that are given to the function at a time.

@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ def check_column(place: str, field: str, columns: list[str]) -> None:
         raise DataError(f"{place}: no column {field!r}; the columns are {', '.join(columns) or 'none'}")
 
 
-def texts_of(values: list[object], first: int, place: str, reading: Reading, skipped: Counter[str]) -> Iterator[Document]:
+def texts_of(
+    values: list[object], first: int, place: str, reading: Reading, skipped: Counter[str]
+) -> Iterator[Document]:
     """Documents of a column's values; the row is their place, rows without a value count as empty."""
     for row, value in enumerate(values, start=first):
         if value is None:
@@ -86,7 +89,9 @@ class ParquetFile(Source):
             raise self._damaged(error) from None
 
     def _damaged(self, error: Exception) -> DataError:
-        return DataError(f"source: {str(self.path)!r} is not a sound parquet file: {' '.join(str(error).split())[:200]}")
+        return DataError(
+            f"source: {str(self.path)!r} is not a sound parquet file: {' '.join(str(error).split())[:200]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,9 @@ class HubDataset(Source):
     def sha256(self) -> str:
         """Of the name and of the fingerprint that `datasets` gives the loaded data."""
         data = self._data()
-        return hashlib.sha256(f"{self.name} {self.subset} {self.split} {len(data)} {data._fingerprint}".encode()).hexdigest()
+        return hashlib.sha256(
+            f"{self.name} {self.subset} {self.split} {len(data)} {data._fingerprint}".encode()
+        ).hexdigest()
 
     def pieces(self, target: int, reading: Reading) -> list[Piece]:
         """Runs of rows, taken as equally long."""
@@ -115,7 +122,7 @@ class HubDataset(Source):
         size, rows = self.size(), len(data)
         count = max(1, min(rows, round(size / target)))
         edges = [rows * number // count for number in range(count + 1)]
-        return [Piece(a, b, size * (b - a) // rows) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+        return [Piece(a, b, size * (b - a) // rows) for a, b in pairwise(edges) if b > a]
 
     def read(self, piece: Piece, reading: Reading, skipped: Counter[str]) -> Iterator[Document]:
         """The texts of a run of rows."""
@@ -135,7 +142,9 @@ def _load(path: str, subset: str | None, split: str) -> Any:
         data = datasets.load_dataset(path, subset, split=split)
     except Exception as error:  # the library raises many kinds; its first line says what is wrong
         reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-        raise DataError(f"source: 'hf:{path}' (subset {subset!r}, split {split!r}) cannot be loaded: {reason}") from None
+        raise DataError(
+            f"source: 'hf:{path}' (subset {subset!r}, split {split!r}) cannot be loaded: {reason}"
+        ) from None
     if not isinstance(data, datasets.Dataset):
         raise DataError(f"split: {split!r} of 'hf:{path}' is not one table of rows; name a single split such as train")
     return data

@@ -129,11 +129,12 @@ def sound_text(value: object, place: object, reading: Reading, skipped: Counter[
     return value
 
 
-def refuse(place: object, message: str, reading: Reading, skipped: Counter[str]) -> None:
+def refuse(place: object, message: str, reading: Reading, skipped: Counter[str]) -> str | None:
     """Raise, or count what is left out."""
     if reading.invalid != "skip":
         raise DataError(f"{place}: {message}")
     skipped["invalid"] += 1
+    return None
 
 
 def _kind(value: object) -> str:

@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -47,7 +48,7 @@ class File(Source):
             return [Piece(0, size, size)]
         count = max(1, round(size / target))
         edges = [size * number // count for number in range(count + 1)]
-        return [Piece(a, b, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        return [Piece(a, b, b - a) for a, b in pairwise(edges)]
 
     def divisible(self, reading: Reading) -> bool:
         """Whether it holds many documents."""

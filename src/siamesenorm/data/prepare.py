@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from siamesenorm.data.atomic import locked_folder, sha256_matches
-from siamesenorm.data.documents import SPLITS, Reading, Source
+from siamesenorm.data.documents import SPLITS, Piece, Reading, Source
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.index import (
     INDEX,
@@ -140,7 +140,8 @@ def plan_chunks(sources: Sequence[Source], reading: Reading, shard_bytes: int | 
     target = shard_bytes or min(max(total // CHUNKS, SMALLEST), LARGEST)
     pieces = [(number, piece) for number, source in enumerate(sources) for piece in source.pieces(target, reading)]
     chunks: list[Chunk] = []
-    held, size = [], 0
+    held: list[tuple[int, Piece]] = []
+    size = 0
     for numbered in pieces:
         if held and size + numbered[1].size > target:
             chunks.append(Chunk(len(chunks), tuple(held)))

@@ -138,9 +138,7 @@ def record_path(folder: Path, number: int) -> Path:
 SplitBatch = tuple[list[str], list[tuple[str, str, str]], int]
 
 
-def _batches(
-    work: Work, chunk: Chunk, skipped: Counter[str], progress: Progress
-) -> Iterator[dict[str, SplitBatch]]:
+def _batches(work: Work, chunk: Chunk, skipped: Counter[str], progress: Progress) -> Iterator[dict[str, SplitBatch]]:
     """Documents by split, about `BATCH` bytes at a time."""
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     rows: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from siamesenorm.data.arithmetic import Arithmetic, ArithmeticCorpus
 from siamesenorm.data.columns import HubDataset, ParquetFile
-from siamesenorm.data.documents import Counter, Document, Reading, Source, choose_split
+from siamesenorm.data.documents import SPLITS, Document, Reading, Source, choose_split
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import JsonLinesFile, TextFile
 from siamesenorm.data.stdlib import PythonCorpus
@@ -68,15 +69,18 @@ def embedded_documents(name: str, split: str, *, seed: int = 0, validation: floa
     """The texts of an embedded corpus in one split, with no file written."""
     if name.partition(":")[0] not in EMBEDDED:
         raise DataError(f"corpus: {name!r} is not known; known names: {', '.join(EMBEDDED)}")
-    reading = Reading(seed=seed, validation=validation)
-    for document, chosen in read_documents([_embedded(name, seed)], reading):
-        if chosen == split:
-            yield document.text
+    if split not in SPLITS:
+        raise DataError(f"split: {split!r} is not allowed; it takes {', '.join(SPLITS)}")
+    source = _embedded(name, seed)
+    if isinstance(source, ArithmeticCorpus):
+        return source.settings.documents(split)
+    documents = read_documents([source], Reading(seed=seed, validation=validation))
+    return (document.text for document, chosen in documents if chosen == split)
 
 
 def read_documents(sources: Iterable[Source], reading: Reading) -> Iterator[tuple[Document, str]]:
     """Every document of sources with its split, in order, in this process."""
-    skipped: Counter[str] = Counter()
+    skipped = Counter[str]()
     for source in sources:
         for piece in source.pieces(1 << 40, reading):
             for document in source.read(piece, reading, skipped):

@@ -5,8 +5,10 @@ for name, text in python_code(): ...
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import os
 import sysconfig
 import tokenize
 from collections import Counter
@@ -27,24 +29,33 @@ MACHINE_MADE = ("_sysconfigdata", "config-")
 @functools.lru_cache(maxsize=1)
 def python_code() -> tuple[tuple[str, str], ...]:
     """Name and text of every module of the standard library, without its tests, in the order of their names."""
-    root = Path(sysconfig.get_paths()["stdlib"])
+    root = sysconfig.get_paths()["stdlib"]
     found = []
-    for path in root.rglob("*.py"):
-        parts = path.relative_to(root).parts
-        if LEFT_OUT.isdisjoint(parts) and not any(part.startswith(MACHINE_MADE) for part in parts):
-            found.append(("/".join(parts), path))
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in LEFT_OUT and not name.startswith(MACHINE_MADE)]
+        for file in files:
+            if file.endswith(".py") and not file.startswith(MACHINE_MADE):
+                path = Path(folder, file)
+                found.append((path.relative_to(root).as_posix(), path))
     texts = []
     for name, path in sorted(found):
-        try:
-            with tokenize.open(path) as file:  # heeds the file's coding cookie
-                text = file.read()
-        except (SyntaxError, UnicodeDecodeError, OSError):
-            continue
+        text = _source_text(path)
         if text.strip():
             texts.append((name, text))
     if not texts:
         raise DataError("source: 'python-code' is empty, because this Python keeps no source of its standard library")
     return tuple(texts)
+
+
+def _source_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
+            return file.read()  # another encoding, which the file names itself
+    except OSError:
+        pass
+    return ""
 
 
 @functools.lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,8 @@ PADDING = "<|padding|>"
 FILE = "tokenizer.json"
 NAMES = ("byte",)
 
-TokenIds = NDArray[np.uint16] | NDArray[np.uint32]
+TokenIds = NDArray[np.unsignedinteger[Any]]
+"""uint16 or uint32, whichever holds the vocabulary."""
 
 
 class Tokenizer(Protocol):
@@ -61,7 +62,7 @@ class Tokenizer(Protocol):
         """The tokenizer.json it comes from, to be read by `load_tokenizer` and by `tokenizers`."""
 
 
-def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
+def token_dtype(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
     """The smallest of OLMo's two token types that holds a vocabulary."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
@@ -87,7 +88,7 @@ class ByteTokenizer:
         """The bytes of many texts."""
         return [self.encode(text) for text in texts]
 
-    def encode_documents(self, texts: Sequence[str | bytes]) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
+    def encode_documents(self, texts: Sequence[str | bytes]) -> tuple[TokenIds, NDArray[np.int64]]:
         """Documents one after another, each ended by id 256, and their lengths with that id."""
         raw = [_bytes_of(text) for text in texts]
         lengths = np.fromiter((len(text) + 1 for text in raw), dtype=np.int64, count=len(raw))

@@ -55,9 +55,7 @@ def run_chunks(
         yield from _run_pool(work, tokenizer, chunks, min(workers, len(chunks)), progress)
 
 
-def _run_here(
-    work: Work, tokenizer: Tokenizer, chunks: Sequence[Chunk], progress: Progress
-) -> Iterator[ChunkRecord]:
+def _run_here(work: Work, tokenizer: Tokenizer, chunks: Sequence[Chunk], progress: Progress) -> Iterator[ChunkRecord]:
     size = tokens = 0
 
     def count(more_bytes: int, more_tokens: int) -> None:
