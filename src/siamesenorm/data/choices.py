@@ -83,25 +83,16 @@ def arithmetic_choices(
 
 
 def near_misses(problem: Problem, chance: random.Random) -> list[int]:
-    """Three wrong answers as slips give them: a unit or a ten off, a lost carry, two digits swapped.
+    """Three wrong answers as slips give them: a unit, a carry, a ten or a hundred off.
 
-    How many of them lie below the answer is drawn evenly, as far as there are numbers below it.
+    Four numbers are laid out first and the answer is then any of them, so the four alone do not tell which it is;
+    only where a result would fall below 0, as none of a sum or product can, is the answer among the lower ones.
     """
     right = problem.answer
-    slips = {right + step for step in (-1, 1, -2, 2, -10, 10, -9, 9, -11, 11)}
-    digits = str(abs(right))
-    for place in range(len(digits) - 1):
-        swapped = digits[:place] + digits[place + 1] + digits[place] + digits[place + 2 :]
-        if swapped[0] != "0":
-            slips.add(int(swapped) if right >= 0 else -int(swapped))
-        slips.update((right - 10 ** (place + 1), right + 10 ** (place + 1)))
-    slips.discard(right)
-    if problem.operation != "-":
-        slips = {slip for slip in slips if slip >= 0}
-    below = sorted(slip for slip in slips if slip < right)
-    above = sorted(slip for slip in slips if slip > right)
-    wanted = min(chance.randrange(OPTIONS), len(below))
-    return chance.sample(below, wanted) + chance.sample(above, OPTIONS - 1 - wanted)
+    steps = {1, 2, 9, 10, 11, *(10**place for place in range(len(str(abs(right)))))}
+    layout = [0, *chance.sample(sorted(steps), OPTIONS - 1)]
+    own = chance.choice([step for step in layout if problem.operation == "-" or step <= right])
+    return [right - own + step for step in layout if step != own]
 
 
 def score_choices(questions: Sequence[Choice], log_likelihoods: LogLikelihoods, *, batch_size: int = 64) -> ChoiceScore:

@@ -159,8 +159,9 @@ class TextFile(File):
             return True
         with self.open() as file:
             file.seek(max(0, first[0] - 3))
-            before = file.read(first[0] - file.tell())
-        return before.endswith((b"\n\n", b"\n\r\n"))
+            before = file.read(min(3, first[0]))
+        # the file's start counts as the end of a line
+        return (before if first[0] > 3 else b"\n" + before).endswith((b"\n\n", b"\n\r\n"))
 
 
 class JsonLinesFile(File):
