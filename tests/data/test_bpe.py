@@ -79,7 +79,7 @@ def test_long_documents_are_cut_after_lines_and_lose_nothing(monkeypatch):
 
 @pytest.mark.parametrize("size", [0, 257, True, 1 << 25])
 def test_vocabulary_limits_are_said(size):
-    with pytest.raises(DataError, match="vocab_size: .* is not allowed; it takes 258"):
+    with pytest.raises(DataError, match=r"vocab_size: .* is not allowed; it takes 258"):
         train_bpe(TEXTS, size)
 
 

@@ -95,6 +95,6 @@ def test_unknown_corpora_and_splits_are_said():
 def test_data_room_opens_without_torch():
     import subprocess
 
-    code = "import sys, siamesenorm.data.prepare, siamesenorm.commands.data; print('torch' in sys.modules)"
+    code = "import sys, siamesenorm.data.preparation, siamesenorm.commands.data; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -82,7 +82,7 @@ def prepare(
     """Turn text into token shards with an index; run it again to go on after an interruption."""
     with _reported():
         from siamesenorm.commands.data_progress import shown_progress
-        from siamesenorm.data.prepare import prepare as run
+        from siamesenorm.data.preparation import prepare as run
 
         with shown_progress(Console(stderr=True)) as progress:
             index = run(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from siamesenorm.data.loader import BatchLoader
     from siamesenorm.data.order import Order, shuffled
     from siamesenorm.data.packing import IGNORED, TrainingData, attention_mask, make_batch
-    from siamesenorm.data.prepare import prepare
+    from siamesenorm.data.preparation import prepare
     from siamesenorm.data.sources import EMBEDDED, embedded_documents
     from siamesenorm.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, save_tokenizer
     from siamesenorm.data.tokens import Tokens, open_tokens, tokens_in_memory
@@ -34,7 +34,7 @@ ROOMS = {
     "loader": ("BatchLoader",),
     "order": ("Order", "shuffled"),
     "packing": ("IGNORED", "TrainingData", "attention_mask", "make_batch"),
-    "prepare": ("prepare",),
+    "preparation": ("prepare",),
     "sources": ("EMBEDDED", "embedded_documents"),
     "tokenizer": ("ByteTokenizer", "Tokenizer", "load_tokenizer", "save_tokenizer"),
     "tokens": ("Tokens", "open_tokens", "tokens_in_memory"),
