@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from siamesenorm.data.documents import SPLITS, Document, Piece, Reading, Source, pieces_by_size, unit_hash
+from siamesenorm.data.documents import SPLITS, Document, Piece, Reading, Source, unit_hash
 from siamesenorm.data.errors import DataError
 
 OPERATIONS = ("+", "-", "*")
@@ -155,7 +155,10 @@ class ArithmeticCorpus(Source):
 
     def pieces(self, target: int, reading: Reading) -> list[Piece]:
         """Runs of documents, the training ones first."""
-        return pieces_by_size([self._document_size()] * sum(self.settings.counts()), target)
+        size, total = self._document_size(), sum(self.settings.counts())
+        step = max(1, target // size)
+        stops = [min(start + step, total) for start in range(0, total, step)]
+        return [Piece(number * step, stop, size * (stop - number * step)) for number, stop in enumerate(stops)]
 
     def read(self, piece: Piece, reading: Reading, skipped: Counter[str]) -> Iterator[Document]:
         """The documents of a run."""

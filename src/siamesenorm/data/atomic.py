@@ -91,6 +91,8 @@ def locked_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataError(f"out: another preparation is at work in {str(folder)!r}; wait for it or stop it") from None
+        except OSError:
+            pass  # a file system without locks
         yield
     finally:
         os.close(descriptor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 
 import numpy as np
@@ -68,6 +69,16 @@ class BatchLoader:
     def epochs(self) -> dict[str, float]:
         """How often each corpus has been gone through."""
         return self.data.epochs(self._sample)
+
+    def state_dict(self) -> dict[str, int]:
+        """The state as checkpoints take it."""
+        return {"sample": self._sample}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on from a state, of whatever world size and batch size."""
+        if set(state) != {"sample"}:
+            raise DataError(f"loader state: {sorted(state)} given; it takes 'sample' and nothing else")
+        self.seek(state["sample"])
 
     def __iter__(self) -> BatchLoader:
         return self

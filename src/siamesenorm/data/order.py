@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from siamesenorm.data.errors import DataError
 
 Samples = NDArray[np.int64]
-ROUNDS = 6
+ROUNDS = 4
 SLOTS = 10_000
 """Samples in which a mixture has exactly its shares; a weight is rounded to a ten-thousandth."""
 

@@ -26,6 +26,9 @@ from siamesenorm.data.tokenizer import TokenIds
 from siamesenorm.data.tokens import Tokens
 
 IGNORED = -100
+BLOCK = 4096
+"""Samples whose order is worked out at a time."""
+
 Batch = dict[str, Tensor]
 
 
@@ -57,6 +60,7 @@ class TrainingData:
         # a sequence reads one token beyond its end, the label of its last
         sizes = [(len(corpus) - 1) // sequence_length for corpus in self.corpora]
         self.order = Order(sizes, weights, seed=seed)
+        self._located: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         """Sequences of all corpora together."""
@@ -69,7 +73,7 @@ class TrainingData:
 
     def windows(self, samples: NDArray[np.int64]) -> TokenIds:
         """One more token than a sequence has, for each sample."""
-        corpora, sequences = self.order.locate(samples)
+        corpora, sequences = self._locate(samples)
         length = self.sequence_length + 1
         if len(self.corpora) == 1:
             return self.corpora[0].gather(sequences * self.sequence_length, length)
@@ -78,6 +82,17 @@ class TrainingData:
             mine = corpora == number
             rows[mine] = self.corpora[number].gather(sequences[mine] * self.sequence_length, length)
         return rows
+
+    def _locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Corpus and sequence of samples; a block of them costs hardly more than one, so blocks are kept."""
+        block = int(samples[0]) // BLOCK if samples.size else 0
+        first = block * BLOCK
+        if samples.size == 0 or samples.min() < first or samples.max() >= first + BLOCK:
+            return self.order.locate(samples)
+        located = self._located
+        if located is None or located[0] != block:
+            located = self._located = (block, *self.order.locate(np.arange(first, first + BLOCK)))
+        return located[1][samples - first], located[2][samples - first]
 
     def batch(self, samples: NDArray[np.int64]) -> Batch:
         """The batch of samples, numbered from the start of training."""

@@ -80,6 +80,8 @@ class Tokens:
         if starts.size and (starts.min() < 0 or int(starts.max()) + length > len(self)):
             raise IndexError(f"{self.name}: tokens {starts.min()} to {starts.max() + length} of {len(self)}")
         rows = np.empty((starts.size, length), dtype=self.dtype)
+        if not rows.size:
+            return rows
         numbers = np.searchsorted(self._edges, starts, side="right") - 1
         begins = starts - self._edges[numbers]
         left = self._edges[numbers + 1] - starts
@@ -88,7 +90,7 @@ class Tokens:
                 row[:] = self._part(number)[begin : begin + length]
             else:
                 self._across(row, number, begin)
-        if self.vocab_size is not None and rows.size and rows.max() >= self.vocab_size:
+        if self.vocab_size is not None and rows.max() >= self.vocab_size:
             raise DataError(f"data: {self.name!r} holds id {rows.max()}; its tokenizer has 0 to {self.vocab_size - 1}")
         return rows
 
