@@ -328,6 +328,19 @@ def test_autocast_computes_experts_in_bfloat16_and_the_router_in_float32():
         assert (a - b).norm() < 0.03 * b.norm()
 
 
+def test_a_bfloat16_model_stays_near_its_float32_twin():
+    moe, h = make(dtype=torch.bfloat16, bias=True), batch(1, 30, dtype=torch.bfloat16)
+    exact = make(dtype=torch.bfloat16, bias=True).float()
+    expected, stats = exact(h.detach().float())
+    out, rough = moe(h)
+    out.sum().backward()
+    assert out.dtype == moe.w_in.grad.dtype == h.grad.dtype == torch.bfloat16
+    assert torch.equal(rough.tokens_per_expert, stats.tokens_per_expert)
+    torch.testing.assert_close(out.float(), expected, rtol=0.03, atol=0.03)
+    with torch.no_grad():
+        torch.testing.assert_close(moe(h[:, :1])[0], out[:, :1].detach(), rtol=0.02, atol=0.02)
+
+
 def test_meta_construction_counts_the_flops_of_active_experts_alone():
     with torch.device("meta"):
         moe = MoE(DIM, HIDDEN, EXPERTS, TOP_K)

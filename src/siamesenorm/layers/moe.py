@@ -103,9 +103,9 @@ class MoE(nn.Module):
         """(..., dim) to the same, and what the router did."""
         tokens = h.reshape(-1, self.dim)
         dtype = _compute_dtype(tokens)
-        logits, p, weights, chosen = self.route(tokens)
+        logits, log_p, weights, chosen = self.route(tokens)
         if tokens.shape[0] == 1 and not torch.is_grad_enabled() and _runs_on_plain_cpu(tokens, self.w_in):
-            return self._one_token(tokens.to(dtype), weights, chosen).view(h.shape), self._report(logits, p, chosen)
+            return self._one_token(tokens.to(dtype), weights, chosen).view(h.shape), self._report(logits, log_p, chosen)
         slots, order = sort_slots(chosen, self.experts)
         # The weight goes on the hidden units: an expert's output is then neither kept nor read again for it.
         weight = weights.flatten().index_select(0, order).unsqueeze(1)
@@ -113,35 +113,39 @@ class MoE(nn.Module):
         inner = self.activate(inner, weight)
         out = add_slots(grouped_linear(inner, self.w_out, None, slots, dispatch=False, dtype=dtype), slots)
         if self.b_out is not None:
-            spread = torch.zeros_like(p).scatter(1, chosen, weights)
-            out = out + (spread @ self.b_out.to(p.dtype)).to(out.dtype)
-        return out.view(h.shape), self._report(logits, p, chosen)
+            spread = torch.zeros_like(log_p).scatter(1, chosen, weights)
+            out = out + (spread @ self.b_out.to(log_p.dtype)).to(out.dtype)
+        return out.view(h.shape), self._report(logits, log_p, chosen)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The router's logits and probabilities, (tokens, experts); weights and indices of the chosen, (tokens, k)."""
+        """Logits and log-probabilities, (tokens, experts); weights and indices of the chosen experts, (tokens, k)."""
         with _no_autocast(tokens):
             precise = torch.float32 if tokens.dtype in LOW_PRECISION else tokens.dtype
             logits = F.linear(tokens.to(precise), self.router.weight.to(precise))
-            p = logits.softmax(-1)
-            weights, chosen = p.topk(self.top_k, dim=-1)
+            log_p = logits.log_softmax(-1)
+            weights, chosen = log_p.topk(self.top_k, dim=-1)
+            weights = weights.exp()
             if self.normalize_top_k:
                 weights = weights / weights.sum(-1, keepdim=True)
-        return logits, p, weights, chosen
+        return logits, log_p, weights, chosen
 
     def _one_token(self, token: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Decoding: nothing to sort, so that the chosen experts are all it costs."""
-        outputs = []
-        for i, e in enumerate(chosen[0].tolist()):
-            weight = weights[:, i : i + 1].to(token.dtype)
-            inner = F.linear(token, self.w_in[e].to(token.dtype), _row(self.b_in, e, token))
-            out = F.linear(self.activate(inner, weight), self.w_out[e].to(token.dtype))
-            outputs.append(out if self.b_out is None else out.addcmul_(weight, self.b_out[e].to(token.dtype)))
-        return outputs[0] if len(outputs) == 1 else torch.stack(outputs).sum(0)
+        dtype, experts = token.dtype, chosen[0].tolist()
+        inner = [F.linear(token, self.w_in[e].to(dtype), None if self.b_in is None else self.b_in[e]) for e in experts]
+        units = self.activate(torch.cat(inner), weights.t())
+        out = torch.zeros_like(token)
+        if self.b_out is not None:
+            out = (weights @ self.b_out[chosen[0]].to(weights.dtype)).to(dtype)
+        for unit, e in zip(units.split(1), experts, strict=True):
+            out = torch.addmm(out, unit, self.w_out[e].to(dtype).t())
+        return out
 
     def activate(self, inner: Tensor, weight: Tensor) -> Tensor:
         """The hidden units of every slot, times the slot's weight."""
-        if self.activation == "swiglu" and self.out_norm is None and runs_plain_eager(inner, weight):
-            return _WeightedSwiGLU.apply(inner, weight)
+        lean = self.activation == "swiglu" and self.out_norm is None and runs_plain_eager(inner, weight)
+        if lean:
+            return _WeightedSwiGLU.apply(inner, weight) if torch.is_grad_enabled() else _weighted_swiglu(inner, weight)
         if self.activation == "swiglu":
             value, gate = inner.chunk(2, dim=-1)
             units = F.silu(gate) * value
@@ -151,16 +155,16 @@ class MoE(nn.Module):
             units = self.out_norm(units)
         return (units * weight).to(inner.dtype)
 
-    def _report(self, logits: Tensor, p: Tensor, chosen: Tensor) -> RouterStats:
+    def _report(self, logits: Tensor, log_p: Tensor, chosen: Tensor) -> RouterStats:
         choices = chosen.flatten()
         counts = choices.new_zeros(self.experts).scatter_add_(0, choices, torch.ones_like(choices))
         tokens = max(logits.shape[0], 1)
         with _no_autocast(logits):
-            log_total = logits.logsumexp(-1)
+            p = log_p.exp()
             balance = p.sum(0).dot(counts.to(p.dtype)) * (self.experts / (tokens * tokens * self.top_k))
+            log_total = logits[:, 0] - log_p[:, 0]  # logsumexp, which log_softmax has computed already
             z = log_total.dot(log_total) / tokens
-            # -Σ p ln p with ln p = logit - ln total
-            entropy = (log_total.detach().sum() - (p.detach() * logits.detach()).sum()) / tokens
+            entropy = p.detach().flatten().dot(log_p.detach().flatten()) / -tokens
         return RouterStats(balance, z, counts, entropy)
 
     def extra_repr(self) -> str:
@@ -180,15 +184,16 @@ def _runs_on_plain_cpu(*tensors: Tensor) -> bool:
     return all(t.device.type == "cpu" for t in tensors) and runs_plain_eager(*tensors)
 
 
-def _row(bias: Tensor | None, expert: int, like: Tensor) -> Tensor | None:
-    return None if bias is None else bias[expert].to(like.dtype)
-
-
 def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return contextlib.nullcontext()
     return torch.autocast(kind, enabled=False)
+
+
+def _weighted_swiglu(inner: Tensor, weight: Tensor) -> Tensor:
+    value, gate = inner.chunk(2, dim=-1)
+    return F.silu(gate).mul_(value).mul_(weight)
 
 
 class _WeightedSwiGLU(torch.autograd.Function):
@@ -197,8 +202,7 @@ class _WeightedSwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inner: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(inner, weight)
-        value, gate = inner.chunk(2, dim=-1)
-        return F.silu(gate).mul_(value).mul_(weight)
+        return _weighted_swiglu(inner, weight)
 
     @staticmethod
     @once_differentiable
