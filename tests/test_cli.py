@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from siamesenorm import Residual, TopologyError, __version__, catalogue
 from siamesenorm.cli import app, main
+from siamesenorm.loading import loading
 from siamesenorm.residual import TOPOLOGIES, parse_topology
 
 NAMES = list(TOPOLOGIES)
@@ -259,6 +261,23 @@ def test_interrupt_is_quiet(monkeypatch, capsys):
     monkeypatch.setattr("siamesenorm.commands.topologies.table_json", interrupt)
     assert main(["topologies", "--json"]) == 130
     assert "".join(capsys.readouterr()).strip() == ""
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_interrupt_while_loading_is_quiet(swallows):
+    """Also where an import swallows the exception, as some of torch's do."""
+    code = "import os, signal\nfrom siamesenorm.loading import loading\nwith loading():\n"
+    body = "os.kill(os.getpid(), signal.SIGINT)"
+    code += f"    try:\n        {body}\n    except BaseException: pass\n" if swallows else f"    {body}\n"
+    result = subprocess.run([sys.executable, "-c", code + "print('went on')"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_interrupts_are_exceptions_again_after_loading():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError), loading():
+        1 / 0  # noqa: B018
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_topology_names_are_completed():

@@ -1,7 +1,16 @@
-"""``python -m siamesenorm``: the same as the ``siamesenorm`` command."""
+"""Where the ``siamesenorm`` command and ``python -m siamesenorm`` start."""
 
 import sys
 
-from siamesenorm.cli import main
+from siamesenorm.loading import loading
 
-sys.exit(main())
+
+def run() -> int:
+    """Load the command line and run it."""
+    with loading():
+        from siamesenorm.cli import main
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from siamesenorm.loading import EXIT_INTERRUPTED, loading
 from siamesenorm.version import __version__
 
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 
 LOOKALIKES = {**dict(zip("─│┌┐└┘├┤┬┴┼╭╮╰╯▶▼▲◀·÷×–−", "-|+++++++++++++>v^<*/x--", strict=True)), "…": "..."}
 """For drawings and help on an output that cannot take them."""
@@ -75,8 +75,9 @@ def topologies(
     """List every residual topology, or explain one with its drawing, numbers and options."""
     if topology is None and (blocks is not None or dim is not None):
         raise typer.BadParameter("--blocks and --dim describe the stack of one topology; give its name")
-    from siamesenorm import catalogue
-    from siamesenorm.commands import topologies as command
+    with loading():
+        from siamesenorm import catalogue
+        from siamesenorm.commands import topologies as command
 
     size = (dim or catalogue.DIM, blocks or catalogue.BLOCKS)
     if as_json:
