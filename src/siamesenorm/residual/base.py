@@ -126,6 +126,11 @@ class Link(nn.Module):
         """The streams after the sublayer's output has been added."""
         raise NotImplementedError
 
+    @property
+    def written_norm(self) -> nn.Module | None:
+        """The norm that the stream comes out of when it is written, where `write` ends with one."""
+        return None
+
     def dropped(self, update: Tensor) -> Tensor:
         """The update under this link's dropout and stochastic depth; every stream receives the same draw."""
         return update if self.drop is None else self.drop(update)
@@ -203,6 +208,11 @@ class Topology(nn.Module):
     def named_streams(self, streams: Streams) -> dict[str, Tensor]:
         """The stream(s) by name, each of the stack's width in its last dimension, for looking inside."""
         return {"x": streams}
+
+    def output_norms(self, last: Link) -> list[nn.Module]:
+        """The norms whose outputs, added up, are the stack's output; `last` is its last link."""
+        norm = self.final_norm or last.written_norm
+        return [] if norm is None else [norm]
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not be decayed, beyond the usual rule for vectors."""
