@@ -62,6 +62,9 @@ def init_lm(model: LanguageModel, seed: int | None = None) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+        elif hasattr(module, "role_weights"):
+            for parameter in module.parameters(recurse=False):
+                nn.init.zeros_(parameter)  # biases of stacked experts; their weights are drawn below
         elif not isinstance(module, (nn.Linear, nn.Embedding)):
             reset: Callable[[], None] = getattr(module, "reset_parameters", lambda: None)
             reset()  # norms, links, and what a topology holds itself

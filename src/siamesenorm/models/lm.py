@@ -80,17 +80,20 @@ class LanguageModel(nn.Module):
     def __init__(self, config: LMConfig, *, seed: int | None = None, fused: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.residual: Topology = Residual(
-            config.topology, config.dim, config.blocks, norm=config.norm_spec, dropout=config.dropout, fused=fused
-        )
-        places = iter(self.residual.places)
-        self.blocks = nn.ModuleList(
-            Block(self._attention(next(places)), self._ffn(next(places))) for _ in range(config.blocks)
-        )
-        self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         self.run: Runner = run_block
-        if self.embedding.weight.device.type != "meta":
+        device = torch.get_default_device()
+        with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
+            self.embedding = nn.Embedding(config.vocab_size, config.dim)
+            self.residual: Topology = Residual(
+                config.topology, config.dim, config.blocks, norm=config.norm_spec, dropout=config.dropout, fused=fused
+            )
+            places = iter(self.residual.places)
+            self.blocks = nn.ModuleList(
+                Block(self._attention(next(places)), self._ffn(next(places))) for _ in range(config.blocks)
+            )
+            self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
+        if device.type != "meta":
+            self.to_empty(device=device)
             self.init_weights(seed)
 
     def _attention(self, place: Place) -> Attention:
@@ -113,7 +116,15 @@ class LanguageModel(nn.Module):
             return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec, activation=c.activation, bias=c.bias)
         from siamesenorm.layers.moe import MoE
 
-        return MoE(c.dim, c.moe.expert_dim, c.moe.experts, c.moe.top_k, activation=c.activation, bias=c.bias)
+        return MoE(
+            c.dim,
+            c.moe.expert_dim,
+            c.moe.experts,
+            c.moe.top_k,
+            activation=c.activation,
+            bias=c.bias,
+            output_norm=c.norm_spec if needs.output_norm else None,
+        )
 
     def init_weights(self, seed: int | None = None) -> None:
         """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`."""
@@ -213,8 +224,8 @@ class LanguageModel(nn.Module):
         output.cross_entropy = loss.detach()
         if self.config.moe is not None and output.experts:
             layers = len(output.experts)
-            balance = sum(stats.balance for stats in output.experts) / layers
-            z = sum(stats.z for stats in output.experts) / layers
+            balance = sum(stats.balance_loss for stats in output.experts) / layers
+            z = sum(stats.z_loss for stats in output.experts) / layers
             loss = loss + self.config.moe.balance_weight * balance + self.config.moe.z_weight * z
         output.loss = loss
 

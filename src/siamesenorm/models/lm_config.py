@@ -18,8 +18,8 @@ class MoEConfig(BaseModel):
     experts: int = Field(ge=1, description="Number of experts in a layer.")
     top_k: int = Field(ge=1, description="Experts that each token is sent to.")
     expert_dim: int = Field(ge=1, description="Hidden width of one expert.")
-    balance_weight: float = Field(0.01, ge=0, description="Weight of the load-balancing loss.")
-    z_weight: float = Field(0.001, ge=0, description="Weight of the router's z-loss.")
+    balance_weight: float = Field(default=0.01, ge=0, description="Weight of the load-balancing loss.")
+    z_weight: float = Field(default=0.001, ge=0, description="Weight of the router's z-loss.")
 
     @model_validator(mode="after")
     def _check(self) -> MoEConfig:
@@ -39,33 +39,35 @@ class LMConfig(BaseModel):
     dim: int = Field(ge=2, description="Width of the residual stream.")
     blocks: int = Field(ge=1, description="Blocks of attention and FFN.")
     heads: int = Field(ge=1, description="Heads of queries.")
-    kv_heads: int | None = Field(None, ge=1, description="Heads of keys and values; default: as many as heads.")
-    head_dim: int | None = Field(None, ge=2, description="Width of a head; default: dim / heads.")
+    kv_heads: int | None = Field(default=None, ge=1, description="Heads of keys and values; default: as many as heads.")
+    head_dim: int | None = Field(default=None, ge=2, description="Width of a head; default: dim / heads.")
     ffn_dim: int = Field(ge=1, description="Hidden width of the FFN, what its output projection reads.")
-    activation: Activation = Field("swiglu", description="swiglu (value and gate, each of ffn_dim) or gelu.")
-    norm: Literal["rms", "layer"] = Field("rms", description="Kind of every norm.")
-    norm_eps: float = Field(1e-5, gt=0, description="Added to the variance in every norm.")
-    norm_affine: bool = Field(True, description="Whether norms have a gain.")
-    norm_bias: bool = Field(False, description="Whether norms have a bias.")
-    bias: bool = Field(False, description="Whether projections have a bias.")
-    tied: bool = Field(False, description="Whether the head is the embedding's own matrix.")
-    topology: str = Field("siamese", description="Residual topology: name, or name:option=value,option=value.")
+    activation: Activation = Field(default="swiglu", description="swiglu (value and gate, each of ffn_dim) or gelu.")
+    norm: Literal["rms", "layer"] = Field(default="rms", description="Kind of every norm.")
+    norm_eps: float = Field(default=1e-5, gt=0, description="Added to the variance in every norm.")
+    norm_affine: bool = Field(default=True, description="Whether norms have a gain.")
+    norm_bias: bool = Field(default=False, description="Whether norms have a bias.")
+    bias: bool = Field(default=False, description="Whether projections have a bias.")
+    tied: bool = Field(default=False, description="Whether the head is the embedding's own matrix.")
+    topology: str = Field(default="siamese", description="Residual topology: name, or name:option=value,option=value.")
     qk_norm: Literal["none", "head", "projection"] = Field(
-        "none",
+        default="none",
         description="Norm on queries and keys, per head or over the whole projection, if the topology asks for none.",
     )
-    rope_theta: float = Field(10000.0, gt=0, description="Base of the rotary angles.")
-    max_length: int = Field(2048, ge=1, description="Longest sequence, prompt and answer together.")
+    rope_theta: float = Field(default=10000.0, gt=0, description="Base of the rotary angles.")
+    max_length: int = Field(default=2048, ge=1, description="Longest sequence, prompt and answer together.")
     window: int | None = Field(
-        None, ge=1, description="Tokens that a token sees, itself included; default: all before it."
+        default=None, ge=1, description="Tokens that a token sees, itself included; default: all before it."
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the embedding and on every sublayer's update.")
-    z_weight: float = Field(0.0, ge=0, description="Weight of the head's z-loss, the mean of log(Z)^2.")
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="Dropout on the embedding and on every sublayer's update."
+    )
+    z_weight: float = Field(default=0.0, ge=0, description="Weight of the head's z-loss, the mean of log(Z)^2.")
     init: Literal["mitchell", "megatron", "normal"] = Field(
-        "mitchell", description="How weights start; see models/init.py."
+        default="mitchell", description="How weights start; see models/init.py."
     )
-    init_std: float = Field(0.02, gt=0, description="Standard deviation of megatron and normal.")
-    moe: MoEConfig | None = Field(None, description="Mixture of experts in place of the FFN; default: dense.")
+    init_std: float = Field(default=0.02, gt=0, description="Standard deviation of megatron and normal.")
+    moe: MoEConfig | None = Field(default=None, description="Mixture of experts in place of the FFN; default: dense.")
 
     @field_validator("topology")
     @classmethod
