@@ -116,7 +116,11 @@ class InitRule:
 class Link(nn.Module):
     """Joins one sublayer to the stream(s); subclasses are a topology's equation for that sublayer."""
 
-    drop: Drop | None = None
+    drop: Drop | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = None
 
     def read(self, streams: Streams) -> tuple[Streams, Tensor]:
         """The streams (changed where the equation changes them before the sublayer) and what the sublayer sees."""
