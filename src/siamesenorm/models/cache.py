@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from siamesenorm.layers.rotary import Turn, rotary_turn
+
 
 class KeyValueCache:
     """Room for `max_length` tokens of every layer; all rows of the batch grow together.
@@ -29,7 +31,7 @@ class KeyValueCache:
         self.values = torch.empty(shape, device=device, dtype=dtype)
         self.length, self.max_length = 0, max_length
         self.padding: Tensor | None = None
-        self.document_ids: Tensor | None = None
+        self.turns: Turn | None = None
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write new keys and values of a layer behind the old ones; views of all of them."""
@@ -39,6 +41,14 @@ class KeyValueCache:
         self.keys[layer, :, :, self.length : end] = key
         self.values[layer, :, :, self.length : end] = value
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def turn(self, positions: Tensor | slice, theta: float) -> Turn:
+        """Rotary angles of these positions, from a table that is made once."""
+        if self.turns is None:
+            table = torch.arange(self.max_length, device=self.keys.device)
+            self.turns = rotary_turn(table, self.keys.shape[-1], theta)
+        cos, sin = self.turns
+        return cos[positions], sin[positions]
 
     def advance(self, tokens: int) -> None:
         """Count the tokens that all layers have now stored."""

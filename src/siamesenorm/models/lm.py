@@ -18,7 +18,7 @@ from siamesenorm.layers.attention import Attention, AttentionContext
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
 from siamesenorm.layers.mask import document_positions, visibility
 from siamesenorm.layers.mlp import MLP
-from siamesenorm.layers.rotary import rotary_turn
+from siamesenorm.layers.rotary import Turn, rotary_turn
 from siamesenorm.models.cache import KeyValueCache
 from siamesenorm.models.init import init_lm
 from siamesenorm.models.lm_config import LMConfig
@@ -194,13 +194,7 @@ class LanguageModel(nn.Module):
             padding = cache.padding
             if document_ids is not None:
                 raise ValueError("document_ids: packed documents cannot be decoded; give one document a row")
-        if positions is None:
-            positions = torch.arange(past, past + tokens, device=device)
-            if document_ids is not None:
-                positions = document_positions(document_ids)
-            elif padding is not None:
-                positions = (positions - padding[:, None]).clamp(min=0)
-        turn = rotary_turn(positions, self.config.head_width, self.config.rope_theta)
+        turn = self._turn(slice(past, past + tokens), positions, document_ids, padding, cache, device)
         visible = visibility(
             tokens,
             past + tokens,
@@ -210,6 +204,28 @@ class LanguageModel(nn.Module):
             device=device,
         )
         return AttentionContext(turn, visible, cache)
+
+    def _turn(
+        self,
+        span: slice,
+        positions: Tensor | None,
+        document_ids: Tensor | None,
+        padding: Tensor | None,
+        cache: KeyValueCache | None,
+        device: torch.device,
+    ) -> Turn:
+        """Rotary angles of the tokens `span` of a row, at the positions given or at those they have."""
+        if positions is None and cache is not None and padding is None:
+            return cache.turn(span, self.config.rope_theta)
+        if positions is None:
+            positions = torch.arange(span.start, span.stop, device=device)
+            if document_ids is not None:
+                positions = document_positions(document_ids)
+            elif padding is not None:
+                positions = (positions - padding[:, None]).clamp(min=0)
+        if cache is not None:
+            return cache.turn(positions, self.config.rope_theta)
+        return rotary_turn(positions, self.config.head_width, self.config.rope_theta)
 
     def logits(self, hidden: Tensor, keep: int | Tensor | None = None) -> Tensor:
         """The head on all tokens, on the last `keep` ones or on those at the indices `keep`."""
