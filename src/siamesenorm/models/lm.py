@@ -189,6 +189,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"input_ids: {past + tokens} tokens are more than max_length = {self.config.max_length}")
         padding = None if attention_mask is None else left_padding(attention_mask)
         if cache is not None:
+            cache.check_room(tokens)
             if past == 0:
                 cache.padding = padding
             padding = cache.padding
