@@ -134,6 +134,11 @@ class Link(nn.Module):
         """The streams after the sublayer's output has been added; `keep` is a draw of dropout made outside."""
         raise NotImplementedError
 
+    @property
+    def written_norm(self) -> nn.Module | None:
+        """The norm that the stream comes out of when it is written, where `write` ends with one."""
+        return None
+
     def draw(self, output: Tensor) -> Keep:
         """One draw of this link's dropout and stochastic depth, for all streams."""
         return None if self.drop is None else self.drop.draw(output)
@@ -216,6 +221,11 @@ class Topology(nn.Module):
     def named_streams(self, streams: Streams) -> dict[str, Tensor]:
         """The stream(s) by name, each of the stack's width in its last dimension, for looking inside."""
         return {"x": streams}
+
+    def output_norms(self, last: Link) -> list[nn.Module]:
+        """The norms whose outputs, added up, are the stack's output; `last` is its last link."""
+        norm = self.final_norm or last.written_norm
+        return [] if norm is None else [norm]
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not be decayed, beyond the usual rule for vectors."""
