@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -70,7 +71,36 @@ def _range(values: list[float]) -> str:
     return f"{min(values):.2g} to {max(values):.3g}"
 
 
-PARTS = {"README.md": {"topologies": table, "signal": signal}, "docs/topologies.md": {"sections": sections}}
+FOLDERS = ("src/siamesenorm", "benchmarks", "scripts", "docs")
+
+
+def source_map() -> str:
+    """Every Python and C file with the first sentence of its docstring."""
+    lines = []
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")) + sorted((ROOT / folder).rglob("*.c")):
+            if path.name not in ("__init__.py", "__main__.py", "version.py"):
+                lines.append((path.relative_to(ROOT), _first_sentence(path)))
+    parents = dict.fromkeys(path.parent for path, _ in lines)
+    return "\n\n".join(
+        f"### {parent}/\n\n" + "\n".join(f"- `{path.name}`: {text}" for path, text in lines if path.parent == parent)
+        for parent in parents
+    )
+
+
+def _first_sentence(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    about = (
+        ast.get_docstring(ast.parse(text)) if path.suffix == ".py" else text.removeprefix("/*").replace("\n *", "\n")
+    )
+    return re.split(r"(?<=\.)\s|:?\n\s*\n", " ".join((about or "").split("\n\n")[0].split()))[0]
+
+
+PARTS = {
+    "README.md": {"topologies": table, "signal": signal},
+    "docs/topologies.md": {"sections": sections},
+    "docs/map.md": {"map": source_map},
+}
 
 
 def refreshed(page: str) -> str:

@@ -285,3 +285,18 @@ def test_topology_names_are_completed():
         _SIAMESENORM_COMPLETE="complete_bash", COMP_WORDS="siamesenorm topologies s", COMP_CWORD="2"
     )  # as the installed bash completion calls it
     assert result.stdout.split() == [name for name in NAMES if name.startswith("s")]
+
+
+def test_models_lists_every_preset_and_explains_one():
+    from siamesenorm.models.presets import PRESETS
+
+    listed = json.loads(CliRunner().invoke(app, ["models", "--json"]).stdout)
+    assert [model["name"] for model in listed] == list(PRESETS)
+    explained = CliRunner().invoke(app, ["models", "lm-nano"])
+    assert explained.exit_code == 0
+    assert "FLOPs per token" in explained.stdout
+
+
+def test_models_refuses_a_topology_in_one_sentence(capsys):
+    assert main(["models", "lm-nano", "--topology", "siamse"]) == 2
+    assert "did you mean siamese?" in capsys.readouterr().err

@@ -29,8 +29,11 @@ def models(
     from rich.console import Console
 
     from siamesenorm.models.presets import PRESETS, preset
+    from siamesenorm.residual import Residual
 
     changes = {} if topology is None else {"topology": topology}
+    if topology is not None:
+        Residual(topology, dim=2, blocks=1)  # a wrong name or option ends here, in one sentence
     if name is not None and name not in PRESETS:
         raise typer.BadParameter(f"unknown model {name!r}; known models: {', '.join(PRESETS)}", param_hint="NAME")
     described = [describe(key, preset(key, **changes)) for key in ([name] if name else PRESETS)]
