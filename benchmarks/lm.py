@@ -40,11 +40,13 @@ PEERS = {
 class Worker:
     """A contestant's process."""
 
-    def __init__(self, python: str, contestant: str, shape: dict[str, int], *extra: str) -> None:
-        self.contestant = contestant
+    def __init__(self, python: str, contestant: str, shape: dict[str, int], *extra: str, exact: bool = False) -> None:
+        self.python, self.contestant = python, contestant
         arguments = [f"--{name}={value}" for name, value in shape.items()]
         # Waiting threads must sleep, or the contestant that has just run would slow down the next one.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        if exact:  # freed blocks go back at once: the peak then follows live tensors, not malloc's habits
+            environment |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         self.process = subprocess.Popen(
             [python, str(WORKER), contestant, *arguments, *extra],
             stdin=subprocess.PIPE,
@@ -129,17 +131,19 @@ def main() -> None:
         if "train" in args.parts:
             result["train"] = race(workers, "train", args.rounds)
             show(f"{name}: training step", result["train"], tokens)
+        for worker in workers:
+            worker.close()
         if "peak" in args.parts:
-            for worker in workers:
+            peaks = {}
+            for worker in (Worker(w.python, w.contestant, shape, exact=True) for w in workers):
                 worker.ask("train")
-            peaks = {worker.contestant: worker.ask("peak")["kib"] for worker in workers}
+                peaks[worker.contestant] = worker.ask("peak")["kib"]
+                worker.close()
             base = peaks[OURS[0]]
             result["peak"] = {c: {"kib": kib, "ratio": kib / base} for c, kib in peaks.items()}
             print(f"\n{name}: peak growth of a step, relative to {OURS[0]}")
             for contestant, row in result["peak"].items():
                 print(f"  {contestant:40s} {row['ratio']:6.3f}")
-        for worker in workers:
-            worker.close()
         if "compiled" in args.parts:
             workers = [Worker(sys.executable, contestant, shape) for contestant in COMPILED]
             result["compiled"] = race(workers, "train", args.rounds)

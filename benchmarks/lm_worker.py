@@ -262,7 +262,7 @@ def main() -> None:
         loss = contestant.loss(inputs, labels)
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     for line in sys.stdin:
         command, _, argument = line.strip().partition(" ")
