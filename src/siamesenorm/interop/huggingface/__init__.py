@@ -17,12 +17,14 @@ if int(transformers.__version__.split(".")[0]) < 5:
 
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.convert import from_language_model, to_language_model
+from siamesenorm.interop.huggingface.export import export
 from siamesenorm.interop.huggingface.modeling import (
     LORA_TARGET_MODULES,
     SiameseNormForCausalLM,
     SiameseNormModel,
     SiameseNormPreTrainedModel,
 )
+from siamesenorm.interop.huggingface.tokenizer import byte_tokenizer
 
 transformers.AutoConfig.register(SiameseNormConfig.model_type, SiameseNormConfig, exist_ok=True)
 transformers.AutoModel.register(SiameseNormConfig, SiameseNormModel, exist_ok=True)
@@ -34,6 +36,8 @@ __all__ = [
     "SiameseNormForCausalLM",
     "SiameseNormModel",
     "SiameseNormPreTrainedModel",
+    "byte_tokenizer",
+    "export",
     "from_language_model",
     "to_language_model",
 ]
