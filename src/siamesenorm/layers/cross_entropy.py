@@ -77,33 +77,33 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if want_hidden else None
         # Sums over many chunks stay in float32 also for a bfloat16 head.
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        grad_weight = torch.zeros_like(weight, dtype=wide) if want_weight else None
+        grad_weight = torch.empty_like(weight, dtype=wide) if want_weight else None
         total = torch.zeros((), dtype=wide, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, hidden.shape[0], chunk):
                 rows, y = hidden[start : start + chunk], labels[start : start + chunk]
                 counts = y != ignore
                 logits = F.linear(rows, weight).to(wide)
-                log_z = logits.logsumexp(-1)
                 target = y.where(counts, 0).unsqueeze(-1)
-                losses = log_z - logits.gather(-1, target).squeeze(-1)
+                chosen = logits.gather(-1, target).squeeze(-1)
+                # exp(logits - largest), once: its row sums give the loss, and divided by them it is the gradient.
+                largest = logits.amax(-1, keepdim=True)
+                sums = logits.sub_(largest).exp_().sum(-1)
+                log_z = sums.log().add_(largest.squeeze(-1))
+                losses = log_z - chosen
                 if z:
                     losses = losses + z * log_z.square()
                 total += losses.where(counts, 0).sum()
                 if not (want_hidden or want_weight):
                     continue
                 scale = counts.to(wide) / counted
-                grad = logits.sub_(log_z.unsqueeze(-1)).exp_()
-                grad.mul_((scale * (1 + 2 * z * log_z) if z else scale).unsqueeze(-1))
-                grad.scatter_add_(-1, target, -scale.unsqueeze(-1))
-                grad = grad.to(rows.dtype)
+                factor = scale * (1 + 2 * z * log_z) if z else scale
+                grad = logits.mul_((factor / sums).unsqueeze(-1))
+                grad = grad.scatter_add_(-1, target, -scale.unsqueeze(-1)).to(rows.dtype)
                 if grad_hidden is not None:
                     torch.mm(grad, weight, out=grad_hidden[start : start + chunk])
                 if grad_weight is not None:
-                    if rows.dtype == wide:
-                        grad_weight.addmm_(grad.t(), rows)
-                    else:
-                        grad_weight += grad.t() @ rows
+                    _add_product(grad_weight, grad.t(), rows, first=start == 0)
         ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
         return total / counted
 
@@ -115,3 +115,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if grad.device.type != "cpu" or grad.item() != 1:
             grads = tuple(None if g is None else g * grad.to(g.dtype) for g in grads)
         return *grads, None, None, None, None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
+    """``total += a @ b``, or ``total = a @ b`` the first time."""
+    if first:
+        torch.mm(a, b, out=total) if a.dtype == total.dtype else total.copy_(a @ b)
+    elif a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b

@@ -18,7 +18,7 @@ Activation = Literal["swiglu", "gelu"]
 
 def swiglu(projected: Tensor) -> Tensor:
     """``silu(gate) * value`` of one projection, whose halves are (value, gate)."""
-    if runs_plain_eager(projected):
+    if torch.is_grad_enabled() and runs_plain_eager(projected):
         return _SwiGLU.apply(projected)
     value, gate = projected.chunk(2, dim=-1)
     return F.silu(gate) * value

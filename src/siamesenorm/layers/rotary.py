@@ -12,48 +12,47 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from siamesenorm.residual.norms import runs_plain_eager
+from siamesenorm.residual.norms import LOW_PRECISION, runs_plain_eager
 
-Turn = tuple[Tensor, Tensor]  # cos and sin, each (tokens, head_dim/2) or (batch, tokens, head_dim/2), float32
+Turn = tuple[Tensor, Tensor]
+"""(cos, cos) and (-sin, sin) of every position, each (tokens, 1, head_dim) or (batch, tokens, 1, head_dim), float32;
+the axis of 1 stands for the heads."""
 
 
 def rotary_turn(positions: Tensor, head_dim: int, theta: float = 10000.0) -> Turn:
-    """cos and sin of every position's angles, for positions (tokens,) or (batch, tokens)."""
+    """The turn of every position, for positions (tokens,) or (batch, tokens)."""
     steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
-    angles = positions.to(torch.float32).unsqueeze(-1) * (1.0 / theta ** (steps / head_dim))
-    return angles.cos(), angles.sin()
+    angles = positions.to(torch.float32)[..., None, None] * (1.0 / theta ** (steps / head_dim))
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(x: Tensor, turn: Turn) -> Tensor:
     """Turn heads ``x`` of shape (batch, tokens, heads, head_dim) by their positions."""
-    if runs_plain_eager(x, *turn):
+    if torch.is_grad_enabled() and runs_plain_eager(x, *turn):
         return _Rotate.apply(x, *turn)
-    return _rotate_plain(x, turn)
+    cos, sin = turn
+    wide = x.float() if x.dtype in LOW_PRECISION else x
+    # Each half beside its partner: (first, second) * (cos, cos) + (second, first) * (-sin, sin).
+    return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
 
 
 def split_and_rotate(qkv: Tensor, heads: int, kv_heads: int, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of one fused projection (batch, tokens, all heads, head_dim), the first two turned."""
-    if runs_plain_eager(qkv, *turn):
+    if torch.is_grad_enabled() and runs_plain_eager(qkv, *turn):
         return _SplitRotate.apply(qkv, heads, kv_heads, *turn)
-    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
-    return rotate(q, turn), rotate(k, turn), v
-
-
-def _rotate_plain(x: Tensor, turn: Turn) -> Tensor:
-    cos, sin = (part.unsqueeze(-2) for part in turn)
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+    turned = rotate(qkv[:, :, : heads + kv_heads], turn)
+    return turned[:, :, :heads], turned[:, :, heads:], qkv[:, :, heads + kv_heads :]
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, direction: float) -> Tensor:
     """`x` turned into `out`; direction -1 turns back."""
-    if x.dtype != cos.dtype:
-        return out.copy_(_turn(x.to(cos.dtype), cos, sin, torch.empty_like(x, dtype=cos.dtype), direction))
+    if x.dtype in LOW_PRECISION:
+        return out.copy_(_turn(x.float(), cos, sin, torch.empty_like(x, dtype=torch.float32), direction))
     half = x.shape[-1] // 2
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    first, second = x[..., :half], x[..., half:]
-    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-direction)
-    torch.mul(second, cos, out=out[..., half:]).addcmul_(first, sin, value=direction)
+    torch.mul(x, cos, out=out)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=direction)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=direction)
     return out
 
 

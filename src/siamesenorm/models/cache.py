@@ -26,27 +26,29 @@ class KeyValueCache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape = (layers, batch, kv_heads, max_length, head_dim)
-        self.keys = torch.empty(shape, device=device, dtype=dtype)
-        self.values = torch.empty(shape, device=device, dtype=dtype)
+        shape = (batch, kv_heads, max_length, head_dim)
+        self.keys = [torch.empty(shape, device=device, dtype=dtype) for _ in range(layers)]
+        self.values = [torch.empty(shape, device=device, dtype=dtype) for _ in range(layers)]
         self.length, self.max_length = 0, max_length
         self.padding: Tensor | None = None
         self.turns: Turn | None = None
 
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write new keys and values of a layer behind the old ones; views of all of them."""
-        end = self.length + key.shape[2]
+        new = key.shape[2]
+        end = self.length + new
         if end > self.max_length:
             raise ValueError(f"cache: {end} tokens do not fit into max_length = {self.max_length}")
-        self.keys[layer, :, :, self.length : end] = key
-        self.values[layer, :, :, self.length : end] = value
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        keys, values = self.keys[layer], self.values[layer]
+        keys.narrow(2, self.length, new).copy_(key)
+        values.narrow(2, self.length, new).copy_(value)
+        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
     def turn(self, positions: Tensor | slice, theta: float) -> Turn:
         """Rotary angles of these positions, from a table that is made once."""
         if self.turns is None:
-            table = torch.arange(self.max_length, device=self.keys.device)
-            self.turns = rotary_turn(table, self.keys.shape[-1], theta)
+            table = torch.arange(self.max_length, device=self.keys[0].device)
+            self.turns = rotary_turn(table, self.keys[0].shape[-1], theta)
         cos, sin = self.turns
         return cos[positions], sin[positions]
 

@@ -248,12 +248,13 @@ class LanguageModel(nn.Module):
         output.loss = loss
 
     def new_cache(self, batch: int, max_length: int | None = None) -> KeyValueCache:
-        """An empty cache for `batch` rows of up to `max_length` tokens, in the model's dtype and on its device."""
+        """An empty cache for `batch` rows of up to `max_length` tokens, in the dtype and on the device of the model."""
         c, weight = self.config, self.embedding.weight
+        kind, dtype = weight.device.type, weight.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         length = max_length or c.max_length
-        return KeyValueCache(
-            c.blocks, batch, c.key_heads, length, c.head_width, device=weight.device, dtype=weight.dtype
-        )
+        return KeyValueCache(c.blocks, batch, c.key_heads, length, c.head_width, device=weight.device, dtype=dtype)
 
 
 def left_padding(attention_mask: Tensor) -> Tensor | None:

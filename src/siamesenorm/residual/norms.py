@@ -21,6 +21,8 @@ from siamesenorm.residual.errors import TopologyError
 NormKind = Literal["rms", "layer"]
 NormRole = Literal["input", "stream", "final"]
 LOW_PRECISION = (torch.bfloat16, torch.float16)
+FEW = 2**14
+"""Numbers below which the call of a kernel takes longer than its arithmetic."""
 
 
 class Stats(NamedTuple):
@@ -198,7 +200,8 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension; float32 inside for low-precision input."""
-        if x.device.type == "cpu" and runs_plain_eager(x, self.weight):
+        one_of_few = x.numel() < FEW and not torch.is_grad_enabled()  # a token being decoded: fewer calls win
+        if x.device.type == "cpu" and not one_of_few and runs_plain_eager(x, self.weight):
             return _LeanRMSNorm.apply(x, self.weight, self.bias, self.eps)
         values = x.float() if x.dtype in LOW_PRECISION else x
         out = F.rms_norm(values, (self.dim,), _cast(self.weight, values), self.eps)

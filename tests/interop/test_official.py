@@ -1,0 +1,126 @@
+"""Official checkpoints: outputs and gradients recorded from the official code, names, shapes and refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from siamesenorm.interop.official import load_lm, to_official
+from siamesenorm.interop.olmo_config import OfficialError, parse_special
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm_config import LMConfig
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+TOPOLOGY = {
+    "lm_hybrid_pre": ("siamese:form=hybrid_pre", "none"),
+    "lm_hybridnorm": ("hybrid", "none"),
+    "lm_hybridnorm_star": ("hybrid_star", "none"),
+    "lm_post": ("post", "none"),
+    "lm_pre": ("pre", "none"),
+    "lm_pre_qknorm": ("pre", "head"),
+}
+
+
+def read(name):
+    """Config, weights, and everything recorded."""
+    with safe_open(FIXTURES / f"{name}.safetensors", "pt") as file:
+        config = json.loads(file.metadata()["config"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    return config, part(tensors, "state."), tensors
+
+
+def part(tensors, prefix):
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+@pytest.mark.parametrize("name", TOPOLOGY)
+def test_outputs_and_gradients_are_the_official_ones(name):
+    config, state, recorded = read(name)
+    model = load_lm(state, config)
+    assert (model.config.topology, model.config.qk_norm) == TOPOLOGY[name]
+    logits = model(recorded["input.input_ids"]).logits
+    torch.testing.assert_close(logits, recorded["output.0"], atol=1e-5, rtol=0)
+    # The recorded loss weighs every logit with a fixed random number.
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(5))
+    loss = (logits * weights).sum()
+    torch.testing.assert_close(loss[None], recorded["output.loss"], atol=1e-3, rtol=1e-5)
+    loss.backward()
+    grads, expected = to_official(model, grads=True), part(recorded, "grad.")
+    assert grads.keys() == expected.keys()
+    for key, grad in grads.items():
+        assert (grad - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
+
+
+@pytest.mark.parametrize("name", TOPOLOGY)
+def test_back_to_official_is_the_same_file(name):
+    config, state, _ = read(name)
+    back = to_official(load_lm(state, config))
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[key], state[key]) for key in state)
+
+
+def test_loading_copies_and_takes_hub_prefixes():
+    config, state, _ = read("lm_pre")
+    model = load_lm({f"model.{key}": value for key, value in state.items()}, config)
+    torch.nn.init.zeros_(model.embedding.weight)
+    assert state["transformer.wte.weight"].abs().sum() > 0
+
+
+def test_tied_head():
+    config, state, recorded = read("lm_pre")
+    head = state.pop("transformer.ff_out.weight")
+    model = load_lm(state, {**config, "weight_tying": True})
+    hidden = model(recorded["input.input_ids"]).hidden
+    torch.testing.assert_close(model.logits(hidden), hidden @ state["transformer.wte.weight"].T)
+    with pytest.raises(OfficialError, match=r"unknown: transformer\.ff_out\.weight"):
+        load_lm({**state, "transformer.ff_out.weight": head}, {**config, "weight_tying": True})
+
+
+def test_missing_extra_and_misshapen_keys_are_named():
+    config, state, _ = read("lm_hybrid_pre")
+    without = {key: value for key, value in state.items() if key != "transformer.blocks.1.c1"}
+    with pytest.raises(OfficialError, match=r"missing: transformer\.blocks\.1\.c1$"):
+        load_lm(without, config)
+    with pytest.raises(OfficialError, match=r"unknown: transformer\.blocks\.0\.bogus$"):
+        load_lm({**state, "transformer.blocks.0.bogus": torch.zeros(1)}, config)
+    with pytest.raises(OfficialError, match=r"wrong shape: transformer\.ln_f\.weight \(3,\) instead of \(64,\)$"):
+        load_lm({**state, "transformer.ln_f.weight": torch.zeros(3)}, config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alibi": True}, "alibi = True is not supported"),
+        ({"block_type": "llama"}, "block_type = 'llama' is not supported; it takes 'sequential'"),
+        ({"clip_qkv": 8.0}, r"clip_qkv = 8\.0 is not supported"),
+        ({"activation_type": "relu"}, "activation_type = 'relu' is not supported; it takes swiglu, gelu"),
+        ({"n_layers": None}, "n_layers = None is not allowed"),
+        ({"brand_new": 1}, "brand_new = 1 is not a known field"),
+        ({"ffn_residual_after_norm": True}, "are no known topology"),
+        ({"use_value_norm": True}, "use_value_norm = True is not supported with topology pre"),
+    ],
+)
+def test_configs_that_would_load_as_another_model_are_refused(change, message):
+    config, state, _ = read("lm_pre")
+    with pytest.raises(OfficialError, match=message):
+        load_lm(state, {**config, **change})
+
+
+def test_special_config_is_data_not_code(tmp_path):
+    assert parse_special("_{0:{'attn_norm':True,'ffn_residual':False}}_") == {
+        0: {"attn_norm": True, "ffn_after": False}
+    }
+    assert parse_special(None) == {}
+    victim = tmp_path / "made"
+    for text in (f"_open({str(victim)!r}, 'w')_", "_{0: 1}_", "_{0: {'attn_norm': 2}}_", "_{'a': {}}_", "_{_", "_[1]_"):
+        with pytest.raises(OfficialError, match="norm_pos_special_config"):
+            parse_special(text)
+    assert not victim.exists()
+
+
+def test_topologies_without_an_official_model_have_no_names():
+    model = LanguageModel(LMConfig(vocab_size=8, dim=8, blocks=1, heads=2, ffn_dim=8, topology="mhc"))
+    with pytest.raises(OfficialError, match="mhc has no official language model"):
+        to_official(model)
