@@ -9,10 +9,13 @@
 try:
     import transformers
 except ImportError:
-    raise ImportError("transformers 5 or newer is needed here: pip install 'siamesenorm[hf]'") from None
+    raise ImportError(
+        "transformers 5 or newer is needed here: pip install 'siamesenorm[hf]'", name="transformers"
+    ) from None
 if int(transformers.__version__.split(".")[0]) < 5:
     raise ImportError(
-        f"transformers {transformers.__version__} is installed, 5 or newer is needed: pip install 'siamesenorm[hf]'"
+        f"transformers {transformers.__version__} is installed, 5 or newer is needed: pip install 'siamesenorm[hf]'",
+        name="transformers",
     )
 
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
-from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM, transformers_name
+from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM
+from siamesenorm.interop.huggingface.sharing import transformers_name
 from siamesenorm.models.lm import LanguageModel
 
 

@@ -18,17 +18,18 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.huggingface.bundle import AUTO_MAP, bundled_files
 from siamesenorm.interop.huggingface.convert import from_language_model
 from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM
-from siamesenorm.interop.huggingface.tokenizer import byte_tokenizer
+from siamesenorm.interop.huggingface.tokenizer import JsonTokenizer, for_transformers
 from siamesenorm.models.lm import LanguageModel
 
 
 def export(
     model: LanguageModel | SiameseNormForCausalLM,
     directory: str | Path,
-    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    tokenizer: PreTrainedTokenizerBase | JsonTokenizer | str | None = None,
     remote_code: bool = True,
     *,
     dtype: torch.dtype | None = None,
@@ -38,26 +39,22 @@ def export(
     """Write config.json, generation_config.json, safetensors, the tokenizer's files and the model's source.
 
     directory: made anew; one that holds files already is only replaced with `overwrite`.
-    tokenizer: transformers' own, or ``"byte"`` for a model trained on bytes. Its special tokens go into the configs.
+    tokenizer: transformers' own, one of `siamesenorm.data`, or ``"byte"`` for a model trained on bytes. Its special
+    tokens go into the configs.
     remote_code: whether the source is added, so that ``trust_remote_code=True`` loads the folder anywhere.
     dtype: of the weights on disk; default: as they are.
     The folder appears when it is complete and not before.
     """
     target = Path(directory)
     if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
-        raise FileExistsError(f"directory: {str(target)!r} exists and is not empty; choose another or overwrite it")
+        raise InteropError(f"directory: {str(target)!r} exists and is not empty; choose another or overwrite it")
     made = model if isinstance(model, SiameseNormForCausalLM) else from_language_model(model)
-    if tokenizer == "byte":
-        tokenizer = byte_tokenizer(made.config.vocab_size)
-    if isinstance(tokenizer, str):
-        raise ValueError(f"tokenizer: {tokenizer!r} is not known; it takes byte, or a tokenizer of transformers")
-    if tokenizer is not None and len(tokenizer) > made.config.vocab_size:
-        raise ValueError(f"tokenizer: has {len(tokenizer)} tokens, the model vocab_size = {made.config.vocab_size}")
+    reading = None if tokenizer is None else for_transformers(tokenizer, made.config.vocab_size)
     with staged(target) as folder:
-        with described(made, tokenizer, AUTO_MAP if remote_code else None, dtype) as states:
+        with described(made, reading, AUTO_MAP if remote_code else None, dtype) as states:
             made.save_pretrained(folder, state_dict=states, max_shard_size=max_shard_size)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
+        if reading is not None:
+            reading.save_pretrained(folder)
         if remote_code:
             for name, source in bundled_files().items():
                 (folder / name).write_text(source, encoding="utf-8")

@@ -13,9 +13,6 @@ devices, shards and checkpoints can be cut between blocks::
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,20 +24,20 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
+from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from siamesenorm.interop.huggingface.blocks import HiddenState, SiameseNormAttention, SiameseNormBlock, offloaded
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
-from siamesenorm.layers.attention import Attention
+from siamesenorm.interop.huggingface.sharing import assemble
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
-from siamesenorm.layers.rotary import Turn, rotary_turn
+from siamesenorm.layers.rotary import rotary_turn
 from siamesenorm.models.init import init_head, init_stack
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm_config import MoEConfig
-from siamesenorm.residual import Flow, Link, Topology
+from siamesenorm.residual import Flow
 
 LORA_TARGET_MODULES = ["qkv", "out", "up", "down"]
 """Every projection of a dense model, for peft's ``LoraConfig(target_modules=...)``."""
@@ -48,114 +45,11 @@ LORA_TARGET_MODULES = ["qkv", "out", "up", "down"]
 IGNORED_LABEL = -100
 
 
-def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention in plain operators, which can return its weights; the mask is added to the scores."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (key, value))
-    scores = query @ key.transpose(2, 3) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
-    weights = F.dropout(weights, dropout, module.training)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
-
-
 @dataclass
 class StackOutput(BaseModelOutputWithPast):
     """What the stack gives; `expert_losses` are the balance and z-losses of MoE layers, two of each in turn."""
 
     expert_losses: tuple[Tensor, ...] | None = None
-
-
-class SiameseNormAttention(Attention):
-    """Our attention, its softmax by the backend that the config names and its cache transformers' own."""
-
-    config: SiameseNormConfig
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.layer_idx, self.is_causal = self.layer, True
-        self.num_key_value_groups = self.heads // self.kv_heads
-
-    def forward(  # type: ignore[override]  # the context is transformers' here
-        self, h: Tensor, turn: Turn, mask: Any, past_key_values: Cache | None, options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        """(batch, tokens, dim) to the same, and the attention weights where the backend has them."""
-        q, k, v = (part.transpose(1, 2) for part in self.project(h, turn))
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
-        backend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention
-        )
-        scaling, window = self.head_dim**-0.5, self.config.sliding_window
-        o, weights = backend(self, q, k, v, mask, scaling=scaling, dropout=0.0, sliding_window=window, **options)
-        o = o.reshape(*h.shape[:2], -1)
-        return self.out(o if self.out_norm is None else self.out_norm(o)), weights
-
-
-class SiameseNormBlock(GradientCheckpointingLayer):
-    """Attention, FFN and the links that join them to the residual streams."""
-
-    def __init__(self, attention: nn.Module, ffn: nn.Module, links: list[nn.Module], topology: Topology) -> None:
-        super().__init__()
-        self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
-        self.__dict__["topology"] = topology  # not a child: it belongs to the model
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a pass may go on through this block as it is: it is not checkpointed, sharded or moved about."""
-        return (
-            type(self) is SiameseNormBlock
-            and not (self.gradient_checkpointing and self.training)
-            and not self._forward_pre_hooks
-            and not hasattr(self, "_hf_hook")
-            and not hasattr(self.attention.qkv, "_hf_hook")
-        )
-
-    def forward(
-        self,
-        *streams: Tensor,
-        layout: Any = None,
-        flow: Flow | None = None,
-        turn: Turn,
-        mask: Any,
-        past_key_values: Cache | None = None,
-        options: dict[str, Any],
-    ) -> tuple[Tensor, ...]:
-        """Send both sublayers through the flow, or through a new one from `streams`, whose successors are returned.
-
-        Streams are tensors in the order of pytree, `layout` their structure.
-        """
-        if flow is not None:
-            return self.send(flow, turn, mask, past_key_values, options)
-        flow = Flow(self.topology, streams=pytree.tree_unflatten(streams, layout), at=2 * self.attention.layer)
-        with offloaded(self.links, self.topology):
-            losses = self.send(flow, turn, mask, past_key_values, options)
-            return *pytree.tree_leaves(flow.streams), *losses
-
-    def send(self, flow: Flow, *context: Any) -> tuple[Tensor, ...]:
-        """Both sublayers through the flow; returns the losses of experts."""
-        flow.through(self.attention, *context)
-        result = flow.through(self.ffn)
-        return (result[1].balance_loss, result[1].z_loss) if isinstance(result, tuple) else ()
-
-
-class HiddenState(nn.Module):
-    """What the stack would give out if it ended here: the head on it is the logit lens, for any topology."""
-
-    def forward(self, embedding: Tensor, topology: Topology, streams: Any) -> Tensor:
-        """The streams closed by the topology. `embedding` stands first for those who record a first hidden state."""
-        with offloaded(topology, topology):
-            return topology.close(streams)
 
 
 class SiameseNormPreTrainedModel(PreTrainedModel):
@@ -197,11 +91,10 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         del self.residual.links
         self.residual.links = links  # type: ignore[assignment]  # a plain list: blocks own them now
         self.layers = nn.ModuleList(
-            SiameseNormBlock(block.attention, block.ffn, links[2 * l : 2 * l + 2], self.residual)
+            SiameseNormBlock(block.attention, block.ffn, links[2 * l : 2 * l + 2], self.residual, self.config)
             for l, block in enumerate(parts.blocks)
         )
-        for block in self.layers:
-            block.attention.config = config
+        self.head_dim = parts.config.head_width
         self.hidden_state = HiddenState()
         self.gradient_checkpointing = False
         if device.type != "meta":
@@ -215,7 +108,7 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
             return
         loaded = [p for p in self.parameters() if getattr(p, "_is_hf_initialized", False)]
         values = [p.detach().clone() for p in loaded]
-        init_stack(assemble(self, None))
+        init_stack(assemble(self.config, self, None))
         for parameter, value in zip(loaded, values, strict=True):
             parameter.copy_(value)
         for own in self.modules():
@@ -253,7 +146,7 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
         shared = {
-            "turn": rotary_turn(position_ids, self.config.head_dim, self.config.rope_theta),
+            "turn": rotary_turn(position_ids, self.head_dim, self.config.rope_theta),
             "mask": mask,
             "past_key_values": past_key_values,
             "options": {**kwargs, "position_ids": position_ids},
@@ -299,7 +192,7 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """The head's own law; the stack has been given its values by the base model."""
         if module is self.lm_head:
-            init_head(assemble(self.model, None), self.lm_head.weight)
+            init_head(assemble(self.config, self.model, None), self.lm_head.weight)
         else:
             super()._init_weights(module)
 
@@ -336,7 +229,8 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
         if not wants_loss or not self.training or self.config.training_logits:
             logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
         if wants_loss:
-            shift_labels = next_tokens(labels) if shift_labels is None else shift_labels
+            if shift_labels is None and labels is not None:
+                shift_labels = next_tokens(labels)
             whole = logits if logits is not None and logits.shape[:2] == hidden.shape[:2] else None
             loss = self._cross_entropy(hidden, whole, shift_labels.to(hidden.device), counted)
             loss = loss + self._expert_loss(outputs.expert_losses)
@@ -372,56 +266,9 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
 
     def to_language_model(self) -> LanguageModel:
         """The same model as a `LanguageModel`; both share one set of weights."""
-        return assemble(self.model, None if self.config.tie_word_embeddings else self.lm_head)
+        return assemble(self.config, self.model, None if self.config.tie_word_embeddings else self.lm_head)
 
 
 def next_tokens(labels: Tensor) -> Tensor:
     """Labels moved by one: what each token must predict; the last has nothing to."""
     return F.pad(labels, (0, 1), value=IGNORED_LABEL)[..., 1:]
-
-
-def transformers_name(name: str) -> str:
-    """The name in `SiameseNormForCausalLM` of a parameter of `LanguageModel`."""
-    if found := re.fullmatch(r"residual\.links\.(\d+)\.(.+)", name):
-        block, position = divmod(int(found[1]), 2)
-        return f"model.layers.{block}.links.{position}.{found[2]}"
-    first, _, rest = name.partition(".")
-    places = {"head": "lm_head", "embedding": "model.embed_tokens", "blocks": "model.layers"}
-    return f"{places.get(first, f'model.{first}')}.{rest}"
-
-
-def assemble(base: SiameseNormModel, head: nn.Linear | None) -> LanguageModel:
-    """A `LanguageModel` on the very parameters of `base` and `head`; without a head, an untied one stays empty."""
-    with torch.device("meta"):
-        model = LanguageModel(base.config.to_lm_config())
-    theirs = {f"model.{name}": parameter for name, parameter in base.named_parameters(remove_duplicate=False)}
-    if head is not None:
-        theirs["lm_head.weight"] = head.weight
-    for name, _ in list(model.named_parameters()):
-        parameter = theirs.get(transformers_name(name))
-        if parameter is None and name != "head.weight":
-            raise ValueError(f"{transformers_name(name)} is missing: merge adapters and undo quantisation first")
-        if parameter is not None:
-            module, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(module), leaf, parameter)
-    return model.train(base.training)
-
-
-@contextlib.contextmanager
-def offloaded(module: nn.Module, topology: Topology) -> Iterator[None]:
-    """Bring the parameters that links hold themselves, where accelerate keeps weights elsewhere between calls.
-
-    Its hooks run around `forward`; links have `read` and `write` instead. Fused steps reach into norms without
-    calling them, so they rest meanwhile.
-    """
-    hooked = [part for part in module.modules() if hasattr(part, "_hf_hook")]
-    fused, topology.fused = topology.fused, topology.fused and not hooked
-    silent = [part for part in hooked if isinstance(part, (Link, Topology))]
-    for part in silent:
-        part._hf_hook.pre_forward(part)
-    try:
-        yield
-    finally:
-        for part in silent:
-            part._hf_hook.post_forward(part, None)
-        topology.fused = fused
