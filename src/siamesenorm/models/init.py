@@ -93,7 +93,9 @@ def init_head(model: LanguageModel, weight: Tensor, generator: torch.Generator |
 
 
 def draw(config: LMConfig, weight: Tensor, std: float, generator: torch.Generator | None) -> None:
-    """Fill a weight from the initialiser's distribution."""
+    """Fill a weight from the initialiser's distribution; one without memory stays as it is."""
+    if weight.is_meta:
+        return
     weight.normal_(0, std, generator=generator)
     if config.init == "mitchell":
         redraw_beyond(weight, 3 * std, std, generator)

@@ -20,7 +20,7 @@ if int(transformers.__version__.split(".")[0]) < 5:
 
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.convert import from_language_model, to_language_model
-from siamesenorm.interop.huggingface.export import export
+from siamesenorm.interop.huggingface.exporter import export
 from siamesenorm.interop.huggingface.modeling import (
     LORA_TARGET_MODULES,
     SiameseNormForCausalLM,

@@ -106,11 +106,13 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         if not any(module is own for own in self.modules()):
             super()._init_weights(module)
             return
-        loaded = [p for p in self.parameters() if getattr(p, "_is_hf_initialized", False)]
-        values = [p.detach().clone() for p in loaded]
-        init_stack(assemble(self.config, self, None))
-        for parameter, value in zip(loaded, values, strict=True):
-            parameter.copy_(value)
+        here = [p for p in self.parameters() if not p.is_meta]  # the others wait on disk
+        loaded = [p for p in here if getattr(p, "_is_hf_initialized", False)]
+        if len(loaded) < len(here):
+            values = [p.detach().clone() for p in loaded]
+            init_stack(assemble(self.config, self, None))
+            for parameter, value in zip(loaded, values, strict=True):
+                parameter.copy_(value)
         for own in self.modules():
             own._is_hf_initialized = True
 

@@ -29,7 +29,7 @@ def assemble(config: SiameseNormConfig, base: nn.Module, head: nn.Linear | None)
         f"model.{name}": parameter for name, parameter in base.named_parameters(remove_duplicate=False)
     }
     if head is not None:
-        theirs["lm_head.weight"] = head.weight
+        theirs |= {f"lm_head.{name}": parameter for name, parameter in head.named_parameters()}
     for name, _ in list(model.named_parameters()):
         parameter = theirs.get(transformers_name(name))
         if parameter is None and name != "head.weight":

@@ -53,7 +53,7 @@ def for_transformers(
         made = byte_tokenizer(vocab_size)
     elif isinstance(tokenizer, PreTrainedTokenizerBase):
         made = tokenizer
-    elif hasattr(tokenizer, "to_json"):
+    elif not isinstance(tokenizer, str) and hasattr(tokenizer, "to_json"):
         made = as_fast(Tokenizer.from_str(tokenizer.to_json()), tokenizer.eos_token)
     else:
         raise InteropError(f"tokenizer: {tokenizer!r} is not known; it takes byte, or a tokenizer of transformers")

@@ -50,9 +50,11 @@ def export(
         raise InteropError(f"directory: {str(target)!r} exists and is not empty; choose another or overwrite it")
     made = model if isinstance(model, SiameseNormForCausalLM) else from_language_model(model)
     reading = None if tokenizer is None else for_transformers(tokenizer, made.config.vocab_size)
+    if dtype not in (None, made.dtype):
+        made = copy.deepcopy(made).to(dtype)
     with staged(target) as folder:
-        with described(made, reading, AUTO_MAP if remote_code else None, dtype) as states:
-            made.save_pretrained(folder, state_dict=states, max_shard_size=max_shard_size)
+        with described(made, reading, AUTO_MAP if remote_code else None):
+            made.save_pretrained(folder, max_shard_size=max_shard_size)
         if reading is not None:
             reading.save_pretrained(folder)
         if remote_code:
@@ -66,9 +68,8 @@ def described(
     model: SiameseNormForCausalLM,
     tokenizer: PreTrainedTokenizerBase | None,
     auto_map: dict[str, str] | None,
-    dtype: torch.dtype | None,
-) -> Iterator[dict[str, torch.Tensor] | None]:
-    """Configs as they shall be saved, for a while; gives the weights in `dtype`, or None for as they are."""
+) -> Iterator[None]:
+    """Configs as they shall be saved, for a while."""
     before = model.config, model.generation_config
     config = copy.deepcopy(model.config)
     if tokenizer is not None:
@@ -77,13 +78,11 @@ def described(
                 setattr(config, name, getattr(tokenizer, name))
     if auto_map is not None:
         config.auto_map = auto_map
-    states = None if dtype is None else {name: value.to(dtype) for name, value in model.state_dict().items()}
-    config.dtype = dtype or model.dtype
     try:
         model.config = config
         if tokenizer is not None:
             model.generation_config = GenerationConfig.from_model_config(config)
-        yield states
+        yield
     finally:
         model.config, model.generation_config = before
 
