@@ -9,7 +9,7 @@ READY := .venv/.ready
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/siamesenorm/residual/*.c)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing into .venv (a few minutes the first time)'
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
@@ -33,4 +33,5 @@ docs: $(READY) ## rewrite the tables in README.md and docs/ that come from the c
 
 clean: ## remove the environment and caches; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	find src -name '*.so' -delete
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from siamesenorm.residual import TOPOLOGIES, InitRule, Residual, SublayerNeeds
 
 DIM, HEADS, TOKENS, BATCH = 64, 4, 32, 2
+COLOURS, STYLES = ("#9ecae1", "#4292c6", "#08306b"), ("-", "--", ":", "-.")
 VARIANTS = ["siamese", "siamese:form=plain", "siamese:form=hybrid_pre"]
 
 
@@ -99,54 +100,46 @@ def median_curves(runs: list[dict[str, list[float]]]) -> dict[str, list[float]]:
 
 
 def draw(results: dict[str, dict[str, dict[str, list[float]]]], path: Path) -> None:
+    """Two fields of panels, one panel a topology, one colour a depth."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = list(results)
-    columns = 6
+    columns, names = 6, list(results)
     rows = -(-len(names) // columns)
-    colours = ["#9ecae1", "#4292c6", "#08306b"]
-    figure, axes = plt.subplots(2 * rows, columns, figsize=(2.7 * columns, 3.9 * rows), sharex=True, squeeze=False)
-    for part, (title, limits) in enumerate(
-        (
-            ("variance of the stream(s) after each sublayer", (1e-3, 1e5)),
-            ("gradient norm of each output projection", (1e-7, 1e3)),
-        )
-    ):
-        for index in range(rows * columns):
-            ax = axes[part * rows + index // columns][index % columns]
-            if index >= len(names):
-                ax.axis("off")
-                continue
-            name = names[index]
-            for colour, (depth, curves) in zip(colours, results[name].items(), strict=False):
-                shown = [k for k in curves if k.startswith("variance")] if part == 0 else ["gradient"]
-                for style, key in zip(("-", "--", ":", "-."), shown, strict=False):
-                    positions = [i / len(curves[key]) for i in range(len(curves[key]))]
-                    stream = f" {key.split()[-1]}" if len(shown) > 1 else ""
-                    ax.plot(positions, curves[key], style, color=colour, linewidth=1.4, label=f"{depth}{stream}")
-            ax.set_yscale("log")
-            ax.set_ylim(*limits)
+    figure = plt.figure(figsize=(2.6 * columns, 3.7 * rows), layout="constrained")
+    fields: Any = figure.subfigures(2, 1, hspace=0.04)
+    titles = ("Variance of the stream(s) after each sublayer", "Gradient norm of each output projection")
+    for field, title, limits in zip(fields, titles, ((1e-1, 1e4), (1e-4, 1e3)), strict=True):
+        variance = field is fields[0]
+        field.suptitle(title, fontsize=12, weight="bold")
+        axes = field.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+        for ax, name in zip(axes, names, strict=False):
+            for colour, (depth, curves) in zip(COLOURS, results[name].items(), strict=False):
+                for style, (label, values) in zip(STYLES, _lines(curves, variance).items(), strict=False):
+                    share = [i / (len(values) - 1) for i in range(len(values))]
+                    ax.plot(share, values, style, color=colour, linewidth=1.3, label=f"{depth} {label}")
+            if not variance and not any(map(any, (c["gradient"] for c in results[name].values()))):
+                ax.text(0.5, 1e-1, "0 at the start", ha="center", fontsize=8)
+            ax.set(yscale="log", ylim=limits)
             ax.set_title(name.replace("siamese:form=", "siamese "), fontsize=9)
             ax.tick_params(labelsize=7)
             ax.grid(alpha=0.25)
-            if index == 0:
-                ax.legend(fontsize=6, title="sublayers, stream" if part == 0 else "sublayers", title_fontsize=6)
-            if index % columns == 0:
-                ax.set_ylabel("variance" if part == 0 else "gradient norm", fontsize=8)
-        top = axes[part * rows][0].get_position().y1
-        figure.text(0.5, top + 0.022, title, ha="center", fontsize=11, weight="bold")
-    for ax in axes[-1]:
-        ax.set_xlabel("depth (share of the stack)", fontsize=8)
-    figure.subplots_adjust(hspace=0.42, wspace=0.3, left=0.05, right=0.99, top=0.94, bottom=0.04)
-    for part in range(2):  # positions are final only now
-        text = figure.texts[part]
-        text.set_y(axes[part * rows][0].get_position().y1 + 0.02)
+        for ax in axes[len(names) :]:
+            ax.axis("off")
+        handles, labels = axes[0].get_legend_handles_labels()
+        field.legend(handles, labels, loc="lower right", fontsize=8, ncols=2, title="sublayers, line")
+        field.supxlabel("depth (share of the stack)", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def _lines(curves: dict[str, list[float]], variance: bool) -> dict[str, list[float]]:
+    if variance:
+        return {key.split()[-1]: values for key, values in curves.items() if key.startswith("variance")}
+    return {"attention": curves["gradient"][0::2], "ffn": curves["gradient"][1::2]}
 
 
 def main() -> None:
@@ -159,6 +152,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)  # the tensors are small
     depths, seeds = ([16, 64], 1) if args.quick else (args.depths, args.seeds)
+    if any(depth < 4 or depth % 2 for depth in depths):
+        parser.error(f"--depths: {depths} is not allowed; it takes even numbers from 4")
     results: dict[str, dict[str, Any]] = {}
     print(f"{'topology':26s} {'sublayers':>9s}  variance first → last       gradient first → last")
     for topology in args.topologies:
@@ -175,6 +170,7 @@ def main() -> None:
             )
     args.out.mkdir(parents=True, exist_ok=True)
     data = {"dim": DIM, "heads": HEADS, "tokens": TOKENS, "batch": BATCH, "seeds": seeds, "topologies": results}
+    # Every figure in the picture can be read off the file beside it.
     (args.out / "signal_propagation.json").write_text(json.dumps(_rounded(data)) + "\n")
     draw(results, args.out / "signal_propagation.png")
     print(f"\n{args.out / 'signal_propagation.png'}\n{args.out / 'signal_propagation.json'}")

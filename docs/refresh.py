@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -49,7 +50,27 @@ def _code(text: str) -> str:
     return (formula if formula == "–" else f"`{re.sub(' +', ' ', formula)}`") + (note or "").replace("  ", " ")
 
 
-PARTS = {"README.md": {"topologies": table}, "docs/topologies.md": {"sections": sections}}
+def signal() -> str:
+    """Signal propagation in the deepest stack measured, as ranges over its sublayers."""
+    data = json.loads((ROOT / "docs/pictures/signal_propagation.json").read_text(encoding="utf-8"))
+    depth = max(data["topologies"]["siamese"], key=int)
+    rows = [
+        f"| {depth} sublayers, {data['seeds']} seeds | variance of the stream(s) | gradient norm |",
+        "|---|---|---|",
+    ]
+    for name in ("siamese", "pre", "post", "hybrid", "span", "hyper"):
+        curves = data["topologies"][name][depth]
+        lines = {line.split()[1]: values for line, values in curves.items() if line.startswith("variance ")}
+        variance = ", ".join((f"{stream}: " if len(lines) > 1 else "") + _range(v) for stream, v in lines.items())
+        rows.append(f"| `{name}` | {variance} | {_range(curves['gradient'])} |")
+    return "\n".join(rows)
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.2g} to {max(values):.3g}"
+
+
+PARTS = {"README.md": {"topologies": table, "signal": signal}, "docs/topologies.md": {"sections": sections}}
 
 
 def refreshed(page: str) -> str:

@@ -33,12 +33,15 @@ class KeyValueCache:
         self.padding: Tensor | None = None
         self.turns: Turn | None = None
 
+    def check_room(self, tokens: int) -> None:
+        """Raise where so many more tokens do not fit."""
+        if self.length + tokens > self.max_length:
+            raise ValueError(f"cache: {self.length + tokens} tokens do not fit into max_length = {self.max_length}")
+
     def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write new keys and values of a layer behind the old ones; views of all of them."""
         new = key.shape[2]
         end = self.length + new
-        if end > self.max_length:
-            raise ValueError(f"cache: {end} tokens do not fit into max_length = {self.max_length}")
         keys, values = self.keys[layer], self.values[layer]
         keys.narrow(2, self.length, new).copy_(key)
         values.narrow(2, self.length, new).copy_(value)

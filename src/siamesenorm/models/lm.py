@@ -18,6 +18,7 @@ from siamesenorm.layers.attention import Attention, AttentionContext
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
 from siamesenorm.layers.mask import document_positions, visibility
 from siamesenorm.layers.mlp import MLP
+from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Turn, rotary_turn
 from siamesenorm.models.cache import KeyValueCache
 from siamesenorm.models.init import init_lm
@@ -116,8 +117,6 @@ class LanguageModel(nn.Module):
         c, needs = self.config, self.residual.needs(place)
         if c.moe is None:
             return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec, activation=c.activation, bias=c.bias)
-        from siamesenorm.layers.moe import MoE
-
         return MoE(
             c.dim,
             c.moe.expert_dim,
@@ -191,6 +190,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"input_ids: {past + tokens} tokens are more than max_length = {self.config.max_length}")
         padding = None if attention_mask is None else left_padding(attention_mask)
         if cache is not None:
+            cache.check_room(tokens)
             if past == 0:
                 cache.padding = padding
             padding = cache.padding

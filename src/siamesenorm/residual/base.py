@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.residual.drop import Drop
+from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.fused.recompute import remembering
 from siamesenorm.residual.norms import NormLike, NormRole, Norms
@@ -68,6 +68,10 @@ class Place:
 
 def lay_out(blocks: Blocks) -> list[Place]:
     """Places of a stack: ``12`` for twelve (attention, ffn) blocks, or the sublayer kinds of every block."""
+    whole = isinstance(blocks, int) and not isinstance(blocks, bool)
+    listed = isinstance(blocks, Sequence) and not isinstance(blocks, str)
+    if not whole and not (listed and all(isinstance(block, Sequence) for block in blocks)):  # type: ignore[union-attr]
+        raise TopologyError(f"blocks: {blocks!r} is not allowed; it takes a number or a list of sublayer kinds a block")
     if isinstance(blocks, int):
         if blocks < 1:
             raise TopologyError(f"blocks: {blocks} is not allowed; a stack has at least 1 block")
@@ -126,8 +130,8 @@ class Link(nn.Module):
         """The streams (changed where the equation changes them before the sublayer) and what the sublayer sees."""
         raise NotImplementedError
 
-    def write(self, streams: Streams, output: Tensor) -> Streams:
-        """The streams after the sublayer's output has been added."""
+    def write(self, streams: Streams, output: Tensor, keep: Keep = None) -> Streams:
+        """The streams after the sublayer's output has been added; `keep` is a draw of dropout made outside."""
         raise NotImplementedError
 
     @property
@@ -135,9 +139,14 @@ class Link(nn.Module):
         """The norm that the stream comes out of when it is written, where `write` ends with one."""
         return None
 
-    def dropped(self, update: Tensor) -> Tensor:
-        """The update under this link's dropout and stochastic depth; every stream receives the same draw."""
-        return update if self.drop is None else self.drop(update)
+    def draw(self, output: Tensor) -> Keep:
+        """One draw of this link's dropout and stochastic depth, for all streams."""
+        return None if self.drop is None else self.drop.draw(output)
+
+    def dropped(self, update: Tensor, keep: Keep = None) -> Tensor:
+        """The update under a draw made outside, or else under this link's own."""
+        keep = self.draw(update) if keep is None else keep
+        return update if keep is None else update * keep
 
 
 class Topology(nn.Module):
@@ -170,7 +179,7 @@ class Topology(nn.Module):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(dim, int) or dim < 1:
+        if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
             raise TopologyError(f"{self.name}: dim = {dim!r} is not allowed; it takes a whole number from 1")
         self.dim = dim
         self.places = lay_out(blocks)
@@ -252,9 +261,10 @@ class Topology(nn.Module):
 
     def check_input(self, x: Tensor) -> None:
         """Raise if `x` cannot be this stack's embedding."""
-        if x.dim() < 1 or x.shape[-1] != self.dim:
+        if not isinstance(x, Tensor) or x.dim() < 1 or x.shape[-1] != self.dim or not x.is_floating_point():
+            got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise TopologyError(
-                f"{self.name}: the embedding's last dimension must be {self.dim}, got shape {tuple(x.shape)}"
+                f"{self.name}: the embedding must be a floating-point tensor with last dimension {self.dim}, got {got}"
             )
 
     def extra_repr(self) -> str:
@@ -263,7 +273,8 @@ class Topology(nn.Module):
 
     def _set_drop(self, dropout: float, drop_path: float | Sequence[float]) -> None:
         blocks = self.places[0].blocks
-        rates = [drop_path] * blocks if isinstance(drop_path, (int, float)) else list(drop_path)
+        many = isinstance(drop_path, Sequence) and not isinstance(drop_path, str)
+        rates: list[Any] = list(drop_path) if many else [drop_path] * blocks  # type: ignore[arg-type]
         if len(rates) != blocks:
             raise TopologyError(f"drop_path: {len(rates)} rates for {blocks} blocks; give one rate or one a block")
         for place, link in zip(self.places, self.links, strict=False):
@@ -288,6 +299,10 @@ class Flow:
 
     def __init__(self, topology: Topology, x: Tensor | None = None, *, streams: Streams = None, at: int = 0) -> None:
         self.topology, self.index = topology, at
+        if not 0 <= at <= len(topology.links):
+            raise TopologyError(f"{topology.name}: at = {at} is not allowed; it takes 0 to {len(topology.links)}")
+        if (x is None) == (streams is None):
+            raise TopologyError(f"{topology.name}: a pass starts from an embedding or from streams, one of the two")
         if x is not None:
             topology.check_input(x)
             streams = topology.open(x)
@@ -332,7 +347,7 @@ class Flow:
         h = self.read()
         with remembering(h):
             result = sublayer(h, *args, **kwargs)
-        self.write(result[0] if isinstance(result, tuple) else result)
+        self.write(result[0] if isinstance(result, tuple) and result else result)
         return result
 
     @property

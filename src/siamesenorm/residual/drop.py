@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.residual.errors import TopologyError
+
+Keep = Tensor | None
+"""What an update is multiplied by; None leaves it as it is."""
 
 
 class Drop(nn.Module):
@@ -14,20 +18,18 @@ class Drop(nn.Module):
     def __init__(self, dropout: float = 0.0, path: float = 0.0) -> None:
         super().__init__()
         for name, rate in (("dropout", dropout), ("drop_path", path)):
-            if not 0 <= rate < 1:
+            if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1:
                 raise TopologyError(f"{name}: {rate!r} is not allowed; it takes a rate from 0 to below 1")
         self.dropout, self.path = dropout, path
 
-    def forward(self, update: Tensor) -> Tensor:
-        """The update with a fresh draw in training, untouched in evaluation."""
+    def draw(self, update: Tensor) -> Keep:
+        """What an update of this shape is multiplied by in training: 0 or the rescaling; None in evaluation."""
         if not self.training:
-            return update
-        if self.dropout:
-            update = F.dropout(update, self.dropout)
+            return None
+        keep = update.new_ones(update.shape[:1] + (1,) * (update.dim() - 1) if update.dim() > 1 else ())
         if self.path:
-            keep = update.new_empty((update.shape[0],) + (1,) * (update.dim() - 1)).bernoulli_(1 - self.path)
-            update = update * (keep / (1 - self.path))
-        return update
+            keep = F.dropout(keep, self.path)
+        return keep * F.dropout(torch.ones_like(update), self.dropout) if self.dropout else keep
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

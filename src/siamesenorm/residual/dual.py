@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import Link, Place, Topology
+from siamesenorm.residual.drop import Keep
 
 Pair = tuple[Tensor, Tensor]
 
@@ -20,10 +21,10 @@ class DualLink(Link):
         """x."""
         return streams, streams[0]
 
-    def write(self, streams: Pair, output: Tensor) -> Pair:
+    def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
         """(N(x + O), d + O)."""
         x, d = streams
-        output = self.dropped(output)
+        output = self.dropped(output, keep)
         return self.norm(x + output), d + output
 
     @property

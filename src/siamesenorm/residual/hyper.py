@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import Link, Place, Topology
+from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.norms import RMSNorm
 from siamesenorm.residual.options import Options, option
 
@@ -36,10 +37,10 @@ def weigh_rows(weights: Tensor, rows: Tensor) -> Tensor:
 class RowsLink(Link):
     """What both kinds share: the output goes to every row with that row's weight."""
 
-    def write(self, streams: Mixed, output: Tensor) -> Tensor:
+    def write(self, streams: Mixed, output: Tensor, keep: Keep = None) -> Tensor:
         """B^T O + mixed rows."""
         mixed, weights = streams
-        return mixed + weights.unsqueeze(-1) * self.dropped(output).unsqueeze(-2)
+        return mixed + weights.unsqueeze(-1) * self.dropped(output, keep).unsqueeze(-2)
 
 
 class HyperLink(RowsLink):

@@ -96,13 +96,17 @@ def disabled() -> Iterator[None]:
         _enabled = before
 
 
-def usable(*tensors: Tensor | None) -> bool:
-    """Whether the kernels exist and all of these are float32 tensors on the CPU."""
-    return (
-        _enabled
-        and all(t is None or (t.dtype is torch.float32 and t.device.type == "cpu") for t in tensors)
-        and library() is not None
-    )
+def usable(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether the kernels exist and may touch x and the others: float32 on the CPU, of x's shape or of one row's.
+
+    The kernels know addresses only, so a vector must lie in one piece and be as wide as x.
+    """
+    return _enabled and all(t is None or _fits(t, x.shape) for t in (x, *others)) and library() is not None
+
+
+def _fits(t: Tensor, shape: torch.Size) -> bool:
+    fits = t.shape == shape or (t.shape == shape[-1:] and t.is_contiguous())
+    return fits and t.dtype is torch.float32 and t.device.type == "cpu"
 
 
 def call(name: str, arguments: Structure) -> None:

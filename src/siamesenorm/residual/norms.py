@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from siamesenorm.residual import native
 from siamesenorm.residual.errors import TopologyError
@@ -21,8 +20,6 @@ from siamesenorm.residual.errors import TopologyError
 NormKind = Literal["rms", "layer"]
 NormRole = Literal["input", "stream", "final"]
 LOW_PRECISION = (torch.bfloat16, torch.float16)
-FEW = 2**14
-"""Numbers below which the call of a kernel takes longer than its arithmetic."""
 
 
 class Stats(NamedTuple):
@@ -91,7 +88,7 @@ def normalize_backward(
     gx, gw, gb = torch.ops.aten.native_layer_norm_backward(grad, values, (dim,), mean, stats.rstd, gain, shift, wanted)
     if stats.mean is None:
         # LayerNorm's input gradient also removes the row mean of (grad * gain); RMSNorm's does not: put it back.
-        row = grad.sum(-1, keepdim=True) if gain is None else (grad @ gain).unsqueeze_(-1)
+        row = (grad if gain is None else grad * gain).sum(-1, keepdim=True)  # not a product: autocast would round it
         gx.add_(row.div_(dim).mul_(stats.rstd))
     gw = None if weight is None else gw.to(weight.dtype)
     gb = None if bias is None else gb.to(bias.dtype)
@@ -143,13 +140,25 @@ class _LeanRMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         out, stats = normalize(x, NormCall("rms", eps), weight, bias)
         ctx.save_for_backward(x, weight, bias, stats.rstd)
+        ctx.eps = eps
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, rstd = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph: somebody will differentiate this again
+            return _twice_differentiable(grad, x, weight, bias, ctx.eps)
         return *normalize_backward(grad, x, Stats(None, rstd), weight, bias), None
+
+
+def _twice_differentiable(
+    grad: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor | None, ...]:
+    out = F.rms_norm(x, x.shape[-1:], weight, eps)
+    wanted = [t for t in (x, weight) if t is not None and t.requires_grad]
+    grads = dict(zip(map(id, wanted), torch.autograd.grad(out, wanted, grad, create_graph=True), strict=True))
+    grad_bias = None if bias is None else grad.sum_to_size(bias.shape)
+    return grads.get(id(x)), None if weight is None else grads.get(id(weight)), grad_bias, None
 
 
 def runs_plain_eager(*tensors: Tensor | None) -> bool:
@@ -200,8 +209,9 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension; float32 inside for low-precision input."""
-        one_of_few = x.numel() < FEW and not torch.is_grad_enabled()  # a token being decoded: fewer calls win
-        if x.device.type == "cpu" and not one_of_few and runs_plain_eager(x, self.weight):
+        if x.device.type == "cpu" and runs_plain_eager(x, self.weight):
+            if not torch.is_grad_enabled():  # the node costs more than one token's arithmetic
+                return normalize(x, self.call, self.weight, self.bias)[0]
             return _LeanRMSNorm.apply(x, self.weight, self.bias, self.eps)
         values = x.float() if x.dtype in LOW_PRECISION else x
         out = F.rms_norm(values, (self.dim,), _cast(self.weight, values), self.eps)

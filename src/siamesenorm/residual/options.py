@@ -90,9 +90,10 @@ def _check(owner: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> 
         raise wrong
     try:
         number = kind(value)
+        is_exact = number == float(value) and math.isfinite(number)
     except (ValueError, OverflowError):
         raise wrong from None
-    if number != float(value) or not math.isfinite(number):
+    if not is_exact:
         raise wrong
     if (low is not None and number < low) or (high is not None and number > high):
         raise wrong

@@ -60,14 +60,14 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 
 def find_topology(name: str) -> type[Topology]:
     """The class of a name."""
-    if name not in TOPOLOGIES:
+    if not isinstance(name, str) or name not in TOPOLOGIES:
         raise TopologyError(f"topology: unknown name {name!r}; known names: {', '.join(TOPOLOGIES)}")
     return TOPOLOGIES[name]
 
 
 def parse_topology(text: str) -> tuple[str, dict[str, str]]:
     """Name and options of ``name`` or ``name:option=value,option=value``."""
-    name, colon, rest = text.partition(":")
+    name, colon, rest = text.partition(":") if isinstance(text, str) else (text, "", "")
     find_topology(name)
     options: dict[str, str] = {}
     for item in rest.split(",") if colon else []:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import InitRule, Link, Place, Streams, SublayerNeeds, Topology
+from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.fused.siamese import fused_step
 from siamesenorm.residual.norms import Norm, Norms, runs_plain_eager
@@ -94,11 +95,11 @@ class PairLink(Link):
         seen = (seen_x if self.gain is None else self.gain * seen_x) + seen_y
         return (X, Y), seen if self.input_norm is None else self.input_norm(seen)
 
-    def write(self, streams: Pair, output: Tensor) -> Pair:
+    def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
         """One output, and one draw of dropout, for both streams."""
-        output = self.dropped(output)
+        keep = self.draw(output) if keep is None else keep
         scaled = output if self.scale == 1 else output * self.scale
-        return self.x.write(streams[0], scaled), self.y.write(streams[1], output)
+        return self.x.write(streams[0], scaled, keep), self.y.write(streams[1], output, keep)
 
 
 class Siamese(Topology):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import InitRule, Link, Place, SublayerNeeds, Topology
+from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.options import Options, option
 
 
@@ -24,9 +25,9 @@ class PreLink(Link):
         """Unchanged x; N x."""
         return x, self.norm(x)
 
-    def write(self, x: Tensor, output: Tensor) -> Tensor:
+    def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """x + O."""
-        return x + self.dropped(output)
+        return x + self.dropped(output, keep)
 
 
 class Pre(Topology):
@@ -53,9 +54,9 @@ class RawLink(Link):
         """x; x."""
         return x, x
 
-    def write(self, x: Tensor, output: Tensor) -> Tensor:
+    def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """x + O."""
-        return x + self.dropped(output)
+        return x + self.dropped(output, keep)
 
 
 class PostStartLink(RawLink):
@@ -78,9 +79,9 @@ class PostEndLink(RawLink):
         super().__init__()
         self.norm = norm
 
-    def write(self, x: Tensor, output: Tensor) -> Tensor:
+    def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """N(x + O)."""
-        return self.norm(x + self.dropped(output))
+        return self.norm(x + self.dropped(output, keep))
 
     @property
     def written_norm(self) -> nn.Module:
@@ -132,9 +133,9 @@ class DeepNormLink(PostEndLink):
         super().__init__(norm)
         self.scale = scale
 
-    def write(self, x: Tensor, output: Tensor) -> Tensor:
+    def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """N(a x + O)."""
-        return self.norm(self.scale * x + self.dropped(output))
+        return self.norm(self.scale * x + self.dropped(output, keep))
 
 
 class DeepNorm(Topology):
@@ -178,9 +179,9 @@ class SandwichLink(PreLink):
         super().__init__(norm)
         self.output_norm = output_norm
 
-    def write(self, x: Tensor, output: Tensor) -> Tensor:
+    def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """x + N'(O); the update is dropped after its norm, which would undo a drop's rescaling."""
-        return x + self.dropped(self.output_norm(output))
+        return x + self.dropped(self.output_norm(output), keep)
 
 
 class Sandwich(Topology):
@@ -228,9 +229,9 @@ class ReorderedLink(RawLink):
         super().__init__()
         self.norm = norm
 
-    def write(self, x: Tensor, output: Tensor) -> Tensor:
+    def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """x + N(O)."""
-        return x + self.dropped(self.norm(output))
+        return x + self.dropped(self.norm(output), keep)
 
 
 class Reordered(Topology):
@@ -285,7 +286,7 @@ class Mix(Topology):
 
     def link(self, place: Place) -> Link:
         """Post in the first blocks, Pre after them."""
-        if place.block < int(self.options.post_fraction * place.blocks):
+        if place.block + 1 <= self.options.post_fraction * place.blocks + 1e-9:  # .29 of 100 is 28.999…
             return PostEndLink(self.norm("stream"))
         return PreLink(self.norm("input"))
 
@@ -326,9 +327,9 @@ class KeelLink(PreLink):
         super().__init__(norm)
         self.stream_norm, self.scale = stream_norm, scale
 
-    def write(self, x: Tensor, output: Tensor) -> Tensor:
+    def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """N(a x + O)."""
-        return self.stream_norm(self.scale * x + self.dropped(output))
+        return self.stream_norm(self.scale * x + self.dropped(output, keep))
 
     @property
     def written_norm(self) -> nn.Module:
@@ -375,16 +376,16 @@ class GainLink(PreLink):
         """The gain's start value."""
         nn.init.constant_(self.gain, self.start)
 
-    def write(self, x: Tensor, output: Tensor) -> Tensor:
+    def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """x + g * O."""
-        return x + self.dropped(self.gain * output)
+        return x + self.dropped(self.gain * output, keep)
 
 
 @dataclass(frozen=True)
 class LayerScaleOptions(Options):
     """The gain's start."""
 
-    start: float = option(1e-4, "value every gain starts at; 1 starts as Pre-Norm")
+    start: float = option(1e-4, "value every gain starts at; 1 starts as Pre-Norm", low=-1000, high=1000)
 
 
 class LayerScale(Topology):
@@ -422,9 +423,9 @@ class ReZeroLink(RawLink):
         """a = 0: every block starts as the identity."""
         nn.init.zeros_(self.gain)
 
-    def write(self, x: Tensor, output: Tensor) -> Tensor:
+    def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """x + a O."""
-        return x + self.dropped(self.gain * output)
+        return x + self.dropped(self.gain * output, keep)
 
 
 class ReZero(Topology):

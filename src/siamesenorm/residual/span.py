@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import InitRule, Link, Place, Topology
+from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.options import Options, option
 
 Pair = tuple[Tensor, Tensor]
@@ -30,10 +31,10 @@ class InnerLink(Link):
         current = streams[1]
         return streams, current if self.read_norm is None else self.read_norm(current)
 
-    def write(self, streams: Pair, output: Tensor) -> Pair:
+    def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
         """Post-Norm on the current value."""
         block_input, current = streams
-        return block_input, self.norm(current + self.dropped(output))
+        return block_input, self.norm(current + self.dropped(output, keep))
 
     @property
     def written_norm(self) -> nn.Module:
@@ -44,19 +45,19 @@ class InnerLink(Link):
 class SpanLink(InnerLink):
     """x = N2(x + F(u)): the skip comes from the block input, which then moves on."""
 
-    def write(self, streams: Pair, output: Tensor) -> Pair:
+    def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
         """The next block's input and current value, one and the same."""
-        x = self.norm(streams[0] + self.dropped(output))
+        x = self.norm(streams[0] + self.dropped(output, keep))
         return x, x
 
 
 class BottomToTopLink(InnerLink):
     """x = N2(x + u + F(u)): the block input joins the usual skip."""
 
-    def write(self, streams: Pair, output: Tensor) -> Pair:
+    def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
         """The next block's input and current value, one and the same."""
         block_input, current = streams
-        x = self.norm(block_input + current + self.dropped(output))
+        x = self.norm(block_input + current + self.dropped(output, keep))
         return x, x
 
 

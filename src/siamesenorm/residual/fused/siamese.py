@@ -82,7 +82,7 @@ def _affine(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _forward(plan: Plan, x: Tensor, y: Tensor, output: Tensor, params: Params) -> tuple[Tensor, Tensor, Tensor, Kept]:
-    if native.usable(x, y, output, *params):
+    if x.shape == y.shape == output.shape and native.usable(x, y, output, *params):
         return _native_forward(plan, x, y, output, params)
     wx, bx, wy, by, wi, bi, gain = params
     x1 = torch.add(x, output, alpha=plan.scale)
@@ -159,7 +159,7 @@ def _backward(
     gy1, gwy, gby = normalize_backward(grad_s, y1, stats_y, wy, by)
     gy1 = gy1.add_(grad_y)
     if gain is not None:
-        ggain = (grad_s * next_x).flatten(0, -2).sum(0).to(gain.dtype)
+        ggain = (grad_s * next_x).sum_to_size(gain.shape).to(gain.dtype)
         gx1 = torch.addcmul(grad_x, grad_s, gain)
     else:  # grad_s is ours to write over, unless it is grad_h itself
         gx1 = grad_x + grad_s if stats_in is None else grad_s.add_(grad_x)

@@ -1,0 +1,20 @@
+"""The one exception of the data room, and the imports that an extra brings."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class DataError(ValueError):
+    """A source, setting, token file or tokenizer that cannot be used; the message is one sentence."""
+
+
+def import_extra(module: str, purpose: str) -> Any:
+    """A module of the ``data`` extra, or one sentence that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise DataError(
+            f"{purpose} needs the package {module.partition('.')[0]!r}; install it with pip install 'siamesenorm[data]'"
+        ) from None

@@ -1,0 +1,163 @@
+"""``index.json``: what a folder of token shards holds, checked when it is read.
+
+index = read_index("corpus")
+index.splits["train"].tokens
+verify("corpus")                       # the names of damaged files; none is good
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from siamesenorm.data.atomic import sha256_matches, write_json
+from siamesenorm.data.errors import DataError
+
+INDEX = "index.json"
+PROGRESS = ".progress"
+"""Folder of an unfinished preparation's records."""
+
+
+def _plain_name(name: str) -> str:
+    if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise ValueError("must be the name of a file in the same folder")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_plain_name)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Entry(BaseModel):
+    """A part of the index; nothing unknown is taken silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Shard(Entry):
+    """One token file and its document boundaries (``start,end,id,source,place`` a line, gzipped)."""
+
+    file: FileName
+    tokens: Count
+    documents: Count
+    text_bytes: Count
+    sha256: Hash
+    boundaries: FileName
+    boundaries_sha256: Hash
+
+
+class Split(Entry):
+    """The shards of a split in order, with their sums."""
+
+    tokens: Count
+    documents: Count
+    text_bytes: Count
+    shards: list[Shard]
+
+
+class SourceEntry(Entry):
+    """What was read."""
+
+    name: str
+    kind: str
+    bytes: Count
+    sha256: Hash
+
+
+class TokenizerEntry(Entry):
+    """What made the tokens; the file lies in the same folder."""
+
+    file: FileName
+    sha256: Hash
+    fingerprint: Hash
+    vocab_size: Annotated[int, Field(ge=1)]
+    eos_id: Count
+    eos_token: str
+
+
+class Settings(Entry):
+    """What decides the shards, besides the sources and the tokenizer."""
+
+    seed: int = 0
+    validation: Annotated[float, Field(ge=0, le=0.5)] = 0.01
+    field: Annotated[str, Field(min_length=1)] = "text"
+    unit: Literal["file", "line", "paragraph"] = "file"
+    invalid: Literal["error", "replace", "skip"] = "error"
+    shard_bytes: Annotated[int, Field(ge=1)] | None = None
+
+
+class Index(Entry):
+    """Everything about a prepared folder."""
+
+    format: Literal["siamesenorm-tokens"] = "siamesenorm-tokens"
+    version: Literal[1] = 1
+    dtype: Literal["uint16", "uint32"]
+    plan: Hash
+    settings: Settings
+    tokenizer: TokenizerEntry
+    sources: list[SourceEntry]
+    skipped: dict[str, Count]
+    splits: dict[Literal["train", "validation"], Split]
+
+    def files(self) -> Iterator[tuple[str, str, int | None]]:
+        """Name, SHA-256 and, for token files, size in bytes of every file beside the index."""
+        yield self.tokenizer.file, self.tokenizer.sha256, None
+        for split in self.splits.values():
+            for shard in split.shards:
+                yield shard.file, shard.sha256, shard.tokens * np.dtype(self.dtype).itemsize
+                yield shard.boundaries, shard.boundaries_sha256, None
+
+
+def check_settings(**values: object) -> Settings:
+    """Settings, or one sentence about the first value that is not allowed."""
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise DataError(f"{first['loc'][0]}: {first['input']!r} is not allowed; {message}") from None
+
+
+def read_index(folder: str | Path) -> Index:
+    """The index of a prepared folder."""
+    path = Path(folder) / INDEX
+    try:
+        return Index.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        if (path.parent / PROGRESS).is_dir():
+            raise DataError(f"data: {str(folder)!r} is unfinished; run the same preparation again to go on") from None
+        raise DataError(f"data: {str(folder)!r} is not a prepared folder; it has no {INDEX}") from None
+    except NotADirectoryError:
+        raise DataError(f"data: {str(folder)!r} is a file; name the folder that holds {INDEX}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole file"
+        raise DataError(f"data: {str(path)!r} is damaged at {where}: {first['msg']}") from None
+
+
+def write_index(folder: Path, index: Index) -> None:
+    """Write the index, whole or not at all."""
+    write_json(folder / INDEX, index.model_dump())
+
+
+def verify(
+    folder: str | Path, *, workers: int = 4, done: Callable[[str, bool], None] = lambda name, sound: None
+) -> list[str]:
+    """Names of the files whose size or SHA-256 is not what the index says; `done` hears of every file."""
+    root = Path(folder)
+    files = list(read_index(root).files())
+
+    def check(file: tuple[str, str, int | None]) -> bool:
+        name, expected, size = file
+        sound = sha256_matches(root / name, expected, size)
+        done(name, sound)
+        return sound
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        return [file[0] for file, sound in zip(files, pool.map(check, files), strict=True) if not sound]

@@ -1,0 +1,71 @@
+"""Held-out text in fixed sequences, in order, every token scored once.
+
+for batch in ValidationData(tokens, 1024).batches(16): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.packing import IGNORED, Batch, check_corpora, make_batch
+from siamesenorm.data.tokens import Tokens
+
+
+class ValidationData:
+    """Consecutive sequences of a corpus; see `siamesenorm.data.packing` for what a batch holds.
+
+    The first sequence starts with the end-of-document id, as if a document had ended before, so that the corpus's
+    first token is scored too. The last sequence is filled up with places that are not scored. With document masking
+    the first token of a document has nothing to be predicted from and is not scored.
+
+    sequences: only so many from the start, for a quick look.
+    """
+
+    def __init__(
+        self, tokens: Tokens, sequence_length: int, *, document_masking: bool = False, sequences: int | None = None
+    ) -> None:
+        check_corpora([tokens], sequence_length, document_masking)
+        if not len(tokens):
+            raise DataError(f"data: {tokens.name!r} has no tokens to validate on; hold out more, or split finer (unit)")
+        if sequences is not None and sequences < 1:
+            raise DataError(f"sequences: {sequences} is not allowed; it takes 1 or more")
+        self.tokens, self.sequence_length, self.document_masking = tokens, sequence_length, document_masking
+        whole = -(-len(tokens) // sequence_length)
+        self.sequences = whole if sequences is None else min(whole, sequences)
+
+    def batches(self, batch_size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        """Batches of one rank: all ranks get as many, and together they have every sequence once.
+
+        Where sequences run out, a batch is filled up with rows that are not scored.
+        """
+        if batch_size < 1 or not 0 <= rank < world_size:
+            raise DataError(f"batches: batch_size = {batch_size}, rank = {rank} of {world_size} is not allowed")
+        for first in range(0, self.sequences, batch_size * world_size):
+            mine = first + rank * batch_size + np.arange(batch_size)
+            yield self._batch(mine)
+
+    def scored(self) -> int:
+        """Tokens that are scored without document masking."""
+        return min(len(self.tokens), self.sequences * self.sequence_length)
+
+    def _batch(self, sequences: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Batch:
+        length, total = self.sequence_length, len(self.tokens)
+        eos = self.tokens.eos_id
+        windows = np.full((sequences.size, length + 1), eos or 0, dtype=self.tokens.dtype)
+        scored = np.zeros((sequences.size, length), dtype=bool)
+        for row, sequence in enumerate(sequences.tolist()):
+            # the window has the token before the sequence, then the sequence itself: those are the labels
+            start, stop = sequence * length, min((sequence + 1) * length, total)
+            if sequence >= self.sequences:
+                continue
+            before = 1 if sequence else 0
+            windows[row, 1 - before : 1 + stop - start] = self.tokens.read(start - before, stop)
+            scored[row, : stop - start] = True
+            if not sequence and eos is None:
+                scored[row, 0] = False
+        batch = make_batch(windows, eos if self.document_masking else None)
+        batch["labels"].numpy()[~scored] = IGNORED
+        return batch

@@ -1,0 +1,220 @@
+"""Mixture of experts in place of an FFN: a softmax router sends every token to its top k experts (OLMoE,
+arXiv 2409.02060). Dropless: no expert has a capacity, so no token ever loses one of its k.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from siamesenorm.layers.grouped import add_slots, grouped_linear, sort_slots
+from siamesenorm.residual.base import WeightRole
+from siamesenorm.residual.norms import LOW_PRECISION, NormFactory, runs_plain_eager
+
+Activation = Literal["swiglu", "gelu"]
+
+
+class RouterStats(NamedTuple):
+    """What one MoE layer reports about a batch; the first two carry gradients and wait for the caller's weight."""
+
+    balance_loss: Tensor
+    """E · Σ_e f_e · p_e, f_e the share of all slots that expert e received and p_e its mean probability
+    (arXiv 2101.03961): 1 where both are uniform, E/k where every token goes to the same k experts. OLMoE weighs it .01.
+    f sums to 1; implementations that let it sum to k report k times as much."""
+    z_loss: Tensor
+    """Mean of logsumexp(router logits)² (arXiv 2202.08906). OLMoE weighs it .001."""
+    tokens_per_expert: Tensor
+    """(experts,) counts, whole numbers that sum to tokens · k."""
+    router_entropy: Tensor
+    """Mean entropy of the router's distribution in nats, ln(experts) at most."""
+
+
+class MoE(nn.Module):
+    """dim → top k of `experts` FFNs of width `hidden` → dim; returns its output and `RouterStats`.
+
+    ::
+
+        moe = MoE(dim=256, hidden=512, experts=16, top_k=2)
+        out, stats = moe(h)                                              # h: (..., 256)
+        loss = task_loss + .01 * stats.balance_loss + .001 * stats.z_loss
+
+    An expert is ``W_out act(W_in h)``, its output weighted by the router's probability. Weights of all experts are
+    stacked, each in `nn.Linear`'s (out, in) order; SwiGLU's value and gate are the first and second half of W_in's
+    rows. The router runs in float32 (float64 for float64 input), also under autocast.
+
+    `normalize_top_k` divides the k weights of a token by their sum; OLMoE does not.
+    `output_norm` makes a norm of width `hidden`, shared by the experts, before W_out (Sub-LN).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        experts: int,
+        top_k: int,
+        *,
+        activation: Activation = "swiglu",
+        bias: bool = False,
+        normalize_top_k: bool = False,
+        output_norm: NormFactory | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("hidden", hidden), ("experts", experts)):
+            if value < 1:
+                raise ValueError(f"MoE: {name} = {value} is not allowed; it takes a whole number from 1")
+        if not 1 <= top_k <= experts:
+            raise ValueError(f"MoE: top_k = {top_k} is not allowed; it takes a number from 1 to experts = {experts}")
+        if activation not in get_args(Activation):
+            known = ", ".join(get_args(Activation))
+            raise ValueError(f"MoE: unknown activation {activation!r}; known activations: {known}")
+        self.dim, self.hidden, self.experts, self.top_k = dim, hidden, experts, top_k
+        self.activation, self.normalize_top_k = activation, normalize_top_k
+        inner = 2 * hidden if activation == "swiglu" else hidden
+        self.router = nn.Linear(dim, experts, bias=False)
+        self.w_in = nn.Parameter(torch.empty(experts, inner, dim))
+        self.w_out = nn.Parameter(torch.empty(experts, dim, hidden))
+        self.b_in = nn.Parameter(torch.empty(experts, inner)) if bias else None
+        self.b_out = nn.Parameter(torch.empty(experts, dim)) if bias else None
+        self.out_norm = output_norm(hidden) if output_norm is not None else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Every weight normal with std 1/sqrt(fan in), biases 0; models with a rule of their own draw again."""
+        for _, weight in self.role_weights():
+            nn.init.normal_(weight, std=1 / math.sqrt(weight.shape[-1]))
+        for bias in (self.b_in, self.b_out):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def role_weights(self) -> Iterator[tuple[WeightRole | Literal["router"], Tensor]]:
+        """Weights by the role that init rules speak of; the last dimension is the fan in."""
+        yield "router", self.router.weight
+        yield "ffn_in", self.w_in
+        yield "ffn_out", self.w_out
+
+    def forward(self, h: Tensor) -> tuple[Tensor, RouterStats]:
+        """(..., dim) to the same, and what the router did."""
+        tokens = h.reshape(-1, self.dim)
+        dtype = _compute_dtype(tokens)
+        logits, log_p, weights, chosen = self.route(tokens)
+        if tokens.shape[0] == 1 and not torch.is_grad_enabled() and _runs_on_plain_cpu(tokens, self.w_in):
+            return self._one_token(tokens.to(dtype), weights, chosen).view(h.shape), self._report(logits, log_p, chosen)
+        slots, order = sort_slots(chosen, self.experts)
+        # The weight goes on the hidden units: an expert's output is then neither kept nor read again for it.
+        weight = weights.flatten().index_select(0, order).unsqueeze(1)
+        inner = grouped_linear(tokens, self.w_in, self.b_in, slots, dispatch=True, dtype=dtype)
+        inner = self.activate(inner, weight)
+        out = add_slots(grouped_linear(inner, self.w_out, None, slots, dispatch=False, dtype=dtype), slots)
+        if self.b_out is not None:
+            spread = torch.zeros_like(log_p).scatter(1, chosen, weights)
+            out = out + (spread @ self.b_out.to(log_p.dtype)).to(out.dtype)
+        return out.view(h.shape), self._report(logits, log_p, chosen)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Logits and log-probabilities, (tokens, experts); weights and indices of the chosen experts, (tokens, k)."""
+        with _no_autocast(tokens):
+            precise = torch.float32 if tokens.dtype in LOW_PRECISION else tokens.dtype
+            logits = F.linear(tokens.to(precise), self.router.weight.to(precise))
+            log_p = logits.log_softmax(-1)
+            weights, chosen = log_p.topk(self.top_k, dim=-1)
+            weights = weights.exp()
+            if self.normalize_top_k:
+                weights = weights / weights.sum(-1, keepdim=True)
+        return logits, log_p, weights, chosen
+
+    def _one_token(self, token: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Decoding: nothing to sort, so that the chosen experts are all it costs."""
+        dtype, experts = token.dtype, chosen[0].tolist()
+        inner = [F.linear(token, self.w_in[e].to(dtype), None if self.b_in is None else self.b_in[e]) for e in experts]
+        units = self.activate(torch.cat(inner), weights.t())
+        out = torch.zeros_like(token)
+        if self.b_out is not None:
+            out = (weights @ self.b_out[chosen[0]].to(weights.dtype)).to(dtype)
+        for unit, e in zip(units.split(1), experts, strict=True):
+            out = torch.addmm(out, unit, self.w_out[e].to(dtype).t())
+        return out
+
+    def activate(self, inner: Tensor, weight: Tensor) -> Tensor:
+        """The hidden units of every slot, times the slot's weight."""
+        lean = self.activation == "swiglu" and self.out_norm is None and runs_plain_eager(inner, weight)
+        if lean:
+            return _WeightedSwiGLU.apply(inner, weight) if torch.is_grad_enabled() else _weighted_swiglu(inner, weight)
+        if self.activation == "swiglu":
+            value, gate = inner.chunk(2, dim=-1)
+            units = F.silu(gate) * value
+        else:
+            units = F.gelu(inner)
+        if self.out_norm is not None:
+            units = self.out_norm(units)
+        return (units * weight).to(inner.dtype)
+
+    def _report(self, logits: Tensor, log_p: Tensor, chosen: Tensor) -> RouterStats:
+        choices = chosen.flatten()
+        counts = choices.new_zeros(self.experts).scatter_add_(0, choices, torch.ones_like(choices))
+        tokens = max(logits.shape[0], 1)
+        with _no_autocast(logits):
+            p = log_p.exp()
+            balance = p.sum(0).dot(counts.to(p.dtype)) * (self.experts / (tokens * tokens * self.top_k))
+            log_total = logits[:, 0] - log_p[:, 0]  # logsumexp, which log_softmax has computed already
+            z = log_total.dot(log_total) / tokens
+            entropy = p.detach().flatten().dot(log_p.detach().flatten()) / -tokens
+        return RouterStats(balance, z, counts, entropy)
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"{self.dim}, hidden={self.hidden}, experts={self.experts}, top_k={self.top_k}, {self.activation}"
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    """What autocast wants matrix products in, else the input's own."""
+    kind = x.device.type
+    if x.dtype != torch.float64 and kind != "meta" and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
+def _runs_on_plain_cpu(*tensors: Tensor) -> bool:
+    return all(t.device.type == "cpu" for t in tensors) and runs_plain_eager(*tensors)
+
+
+def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False)
+
+
+def _weighted_swiglu(inner: Tensor, weight: Tensor) -> Tensor:
+    value, gate = inner.chunk(2, dim=-1)
+    return F.silu(gate).mul_(value).mul_(weight)
+
+
+class _WeightedSwiGLU(torch.autograd.Function):
+    """silu(gate) * value * weight; keeps the projection alone."""
+
+    @staticmethod
+    def forward(ctx: Any, inner: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(inner, weight)
+        return _weighted_swiglu(inner, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        inner, weight = ctx.saved_tensors
+        value, gate = inner.chunk(2, dim=-1)
+        out = torch.empty_like(inner)
+        grad_value, grad_gate = out.chunk(2, dim=-1)
+        silu = F.silu(gate)
+        # grad_value serves as room for grad * silu before the weight, whose product with value is weight's gradient.
+        torch.mul(grad, silu, out=grad_value)
+        grad_weight = torch.mul(grad_value, value, out=silu).sum(-1, keepdim=True, dtype=weight.dtype)
+        grad_value.mul_(weight)
+        torch.ops.aten.silu_backward.grad_input((grad * value).mul_(weight), gate, grad_input=grad_gate)
+        return out, grad_weight

@@ -1,0 +1,23 @@
+"""The small models that the tests of this folder share."""
+
+import torch
+
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.residual import TOPOLOGIES
+
+ALL = [*TOPOLOGIES, "siamese:form=plain", "siamese:form=hybrid_pre", "post:norm_at=end", "hyper:dynamic=false"]
+
+
+def config(topology="siamese", **changes):
+    fields = {"vocab_size": 50, "dim": 32, "blocks": 3, "heads": 4, "kv_heads": 2, "ffn_dim": 48, "max_length": 64}
+    return LMConfig(**{**fields, "topology": topology, **changes})
+
+
+def stirred(topology="siamese", seed=0, **changes):
+    """A model far from its start: large weights, every gain moved, so that a lost term shows."""
+    model = LanguageModel(config(topology, init="normal", init_std=0.2, **changes), seed=seed).eval()
+    generator = torch.Generator().manual_seed(seed + 1)
+    for parameter in model.residual.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model

@@ -1,0 +1,137 @@
+"""First weights: the table of stds, topologies' rules on top, and a first loss near ln(vocabulary) for all."""
+
+import math
+
+import pytest
+import torch
+
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm_config import LMConfig
+
+from .small import ALL
+
+WIDE = {"vocab_size": 300, "dim": 256, "blocks": 3, "heads": 4, "ffn_dim": 512}
+
+
+def stds(**changes):
+    """std of every weight of a model: embedding, head and the last block's four projections (q, k, v apart)."""
+    model = LanguageModel(LMConfig(**{**WIDE, **changes}), seed=0)
+    block, found = model.blocks[-1], {"embedding": model.embedding.weight}
+    for sublayer in (block.attention, block.ffn):
+        found.update(sublayer.role_weights())
+    return {role: weight.std().item() for role, weight in found.items()}
+
+
+CUT = 0.98658  # std of a standard normal cut at 3
+MITCHELL = {
+    "embedding": CUT / 16,
+    "query": CUT / 16,
+    "key": CUT / 16,
+    "value": CUT / 16,
+    "attention_out": CUT / math.sqrt(2 * 256 * 3),
+    "ffn_in": CUT / 16,
+    "ffn_out": CUT / math.sqrt(2 * 512 * 3),
+}
+MEGATRON = dict.fromkeys(MITCHELL, 0.02) | dict.fromkeys(("attention_out", "ffn_out"), 0.02 / math.sqrt(6))
+NORMAL = dict.fromkeys(MITCHELL, 0.02)
+
+
+@pytest.mark.parametrize(("init", "expected"), [("mitchell", MITCHELL), ("megatron", MEGATRON), ("normal", NORMAL)])
+def test_the_table(init, expected):
+    assert stds(init=init, topology="pre") == pytest.approx(expected, rel=0.02)
+
+
+def test_mitchell_is_cut_at_three_std():
+    model = LanguageModel(LMConfig(**WIDE), seed=0)
+    weight = model.embedding.weight
+    assert weight.abs().max() <= 3 / 16
+    assert weight.abs().max() > 2.9 / 16
+
+
+def test_topologies_rules_come_on_top():
+    deep = (8 * 3) ** -0.25  # DeepNorm: ÷ (8L)^(1/4), in place of the depth factor
+    expected = dict.fromkeys(("value", "attention_out", "ffn_in", "ffn_out"), 0.02 * deep)
+    assert stds(init="megatron", topology="deepnorm") == pytest.approx(NORMAL | expected, rel=0.02)
+    expected = dict.fromkeys(("attention_out", "ffn_out"), 0.02 / math.sqrt(3))  # SpanNorm: 1/sqrt(L)
+    assert stds(init="megatron", topology="span") == pytest.approx(NORMAL | expected, rel=0.02)
+    cut = {role: CUT * std for role, std in NORMAL.items()}  # OLMo-2: .02 whatever the initialiser says
+    assert stds(init="mitchell", topology="reordered") == pytest.approx(cut, rel=0.02)
+
+
+def test_draws_do_not_depend_on_the_topology():
+    pre, siamese = (LanguageModel(LMConfig(**WIDE, topology=name), seed=3) for name in ("pre", "siamese"))
+    for (name, a), b in zip(pre.blocks.named_parameters(), siamese.blocks.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def first_loss(topology, dim, tied, init, vocabulary=1024, **changes):
+    config = LMConfig(
+        vocab_size=vocabulary,
+        dim=dim,
+        blocks=2,
+        heads=4,
+        ffn_dim=dim,
+        topology=topology,
+        tied=tied,
+        init=init,
+        **changes,
+    )
+    model = LanguageModel(config, seed=0)
+    ids = torch.randint(0, vocabulary, (2, 65), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(ids[:, :-1], labels=ids[:, 1:]).loss.item() - math.log(vocabulary)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dim", [64, 256, 1024])
+@pytest.mark.parametrize("topology", ALL)
+def test_first_loss_is_ln_vocabulary(topology, dim, tied):
+    for init in ("mitchell", "megatron", "normal") if dim < 1024 else ("megatron",):
+        assert abs(first_loss(topology, dim, tied, init)) < 0.13, init
+
+
+@pytest.mark.parametrize("init", ["mitchell", "normal"])
+def test_first_loss_at_full_width(init):
+    for tied in (False, True):
+        assert abs(first_loss("siamese", 1024, tied, init)) < 0.1
+
+
+def test_norms_without_gains_shrink_the_shared_matrix_instead():
+    assert abs(first_loss("siamese", 256, True, "mitchell", norm_affine=False)) < 0.1
+
+
+def test_a_tied_model_would_predict_its_input_without_the_smaller_start():
+    config = LMConfig(vocab_size=1024, dim=1024, blocks=2, heads=4, ffn_dim=1024, tied=True, init="normal")
+    model = LanguageModel(config, seed=0)
+    ids = torch.randint(0, 1024, (2, 33), generator=torch.Generator().manual_seed(0))
+    torch.nn.init.ones_(model.residual.final_norm.weight)
+    with torch.no_grad():
+        output = model(ids, labels=ids.roll(-1, 1), logits_to_keep=33)
+    assert output.loss > math.log(1024) + 3
+    assert (output.logits.argmax(-1) == ids).float().mean() > 0.9
+
+
+def test_only_the_last_gains_start_below_one():
+    model = LanguageModel(LMConfig(**{**WIDE, "tied": True}), seed=0)
+    small = [name for name, p in model.residual.named_parameters() if not torch.equal(p, torch.ones_like(p))]
+    assert small == ["final_norm.weight"]
+    plain = LanguageModel(LMConfig(**{**WIDE, "tied": True, "topology": "siamese:form=plain"}), seed=0)
+    small = {name for name, p in plain.residual.named_parameters() if not torch.equal(p, torch.ones_like(p))}
+    assert small == {"y.final_norm.weight", "links.5.x.norm.weight"}
+
+
+@pytest.mark.parametrize("topology", ALL)
+def test_output_norms_carry_the_whole_output(topology):
+    """Halving the gains that `output_norms` names halves the output, and nothing else is named."""
+    model = LanguageModel(LMConfig(**{**WIDE, "dim": 32, "topology": topology, "norm_eps": 1e-9}), seed=0)
+    norms = model.residual.output_norms(model.residual.links[-1])
+    ids = torch.randint(0, 300, (1, 5))
+    with torch.no_grad():
+        before = model(ids).hidden
+        for norm in norms:
+            norm.weight.mul_(0.5)
+        after = model(ids).hidden
+    if topology == "rezero":
+        assert not norms
+    else:
+        torch.testing.assert_close(after, before / 2)
