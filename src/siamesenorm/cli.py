@@ -90,10 +90,11 @@ def topologies(
 
 def _register() -> None:
     """Commands of files that import nothing heavy themselves."""
-    from siamesenorm.commands import data, models
+    from siamesenorm.commands import data, evaluate, models
 
     app.command()(models.models)
     app.add_typer(data.app)
+    app.command()(evaluate.evaluate)
 
 
 _register()
@@ -121,9 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _is_bad_input(error: ValueError) -> bool:
     """Whether it is one of the library's own errors, whose message is a sentence for people."""
     from siamesenorm.data.errors import DataError
+    from siamesenorm.interop.errors import InteropError
     from siamesenorm.residual.errors import TopologyError
 
-    return isinstance(error, (DataError, TopologyError))
+    return isinstance(error, (DataError, InteropError, TopologyError))
 
 
 def _lookalikes(error: UnicodeError) -> tuple[str, int]:

@@ -167,6 +167,17 @@ def test_blocks_can_be_sharded_from_outside(topology, tmp_path):
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("topology", ["siamese", "pre"])
+def test_one_graph_when_compiled(topology):
+    model, x = stirred(topology, blocks=1, qk_norm="head" if topology == "pre" else "none"), ids()
+    model(x, labels=x).loss.backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.compile(model, backend="aot_eager", fullgraph=True)(x, labels=x).loss.backward()
+    for a, b in zip(grads, model.parameters(), strict=True):
+        torch.testing.assert_close(a, b.grad, atol=1e-5, rtol=1e-4)
+
+
 def test_dropout_draws_in_training_only():
     model, x = stirred(dropout=0.5), ids()
     torch.testing.assert_close(model(x).logits, model(x).logits)

@@ -107,7 +107,7 @@ class Attention(nn.Module):
     def project(self, h: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, tokens, heads, head_dim): normed where asked, then turned."""
         qkv = self.qkv(h)
-        split = qkv.unflatten(-1, (-1, self.head_dim))
+        split = qkv.view(*qkv.shape[:2], -1, self.head_dim)
         if self.q_norm is None or self.k_norm is None:
             return split_and_rotate(split, self.heads, self.kv_heads, turn)
         q, k, v = split.split([self.heads, self.kv_heads, self.kv_heads], dim=2)

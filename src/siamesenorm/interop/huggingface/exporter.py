@@ -1,0 +1,105 @@
+"""A folder that `AutoModelForCausalLM.from_pretrained` loads, with or without this package.
+
+::
+
+    export(model, "exported", tokenizer="byte")
+    AutoModelForCausalLM.from_pretrained("exported", trust_remote_code=True)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.huggingface.bundle import AUTO_MAP, bundled_files
+from siamesenorm.interop.huggingface.convert import from_language_model
+from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM
+from siamesenorm.interop.huggingface.tokenizer import JsonTokenizer, for_transformers
+from siamesenorm.models.lm import LanguageModel
+
+
+def export(
+    model: LanguageModel | SiameseNormForCausalLM,
+    directory: str | Path,
+    tokenizer: PreTrainedTokenizerBase | JsonTokenizer | str | None = None,
+    remote_code: bool = True,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_size: int | str = "5GB",
+    overwrite: bool = False,
+) -> Path:
+    """Write config.json, generation_config.json, safetensors, the tokenizer's files and the model's source.
+
+    directory: made anew; one that holds files already is only replaced with `overwrite`.
+    tokenizer: transformers' own, one of `siamesenorm.data`, or ``"byte"`` for a model trained on bytes. Its special
+    tokens go into the configs.
+    remote_code: whether the source is added, so that ``trust_remote_code=True`` loads the folder anywhere.
+    dtype: of the weights on disk; default: as they are.
+    The folder appears when it is complete and not before.
+    """
+    target = Path(directory)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
+        raise InteropError(f"directory: {str(target)!r} exists and is not empty; choose another or overwrite it")
+    made = model if isinstance(model, SiameseNormForCausalLM) else from_language_model(model)
+    reading = None if tokenizer is None else for_transformers(tokenizer, made.config.vocab_size)
+    if dtype not in (None, made.dtype):
+        made = copy.deepcopy(made).to(dtype)
+    with staged(target) as folder:
+        with described(made, reading, AUTO_MAP if remote_code else None):
+            made.save_pretrained(folder, max_shard_size=max_shard_size)
+        if reading is not None:
+            reading.save_pretrained(folder)
+        if remote_code:
+            for name, source in bundled_files().items():
+                (folder / name).write_text(source, encoding="utf-8")
+    return target
+
+
+@contextlib.contextmanager
+def described(
+    model: SiameseNormForCausalLM,
+    tokenizer: PreTrainedTokenizerBase | None,
+    auto_map: dict[str, str] | None,
+) -> Iterator[None]:
+    """Configs as they shall be saved, for a while."""
+    before = model.config, model.generation_config
+    config = copy.deepcopy(model.config)
+    if tokenizer is not None:
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if getattr(tokenizer, name) is not None:
+                setattr(config, name, getattr(tokenizer, name))
+    if auto_map is not None:
+        config.auto_map = auto_map
+    try:
+        model.config = config
+        if tokenizer is not None:
+            model.generation_config = GenerationConfig.from_model_config(config)
+        yield
+    finally:
+        model.config, model.generation_config = before
+
+
+@contextlib.contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that takes its place at the end, or vanishes with an error."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield folder
+        if target.is_dir():
+            shutil.rmtree(target)
+        elif target.exists():
+            target.unlink()
+        folder.chmod(0o755)
+        folder.rename(target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
