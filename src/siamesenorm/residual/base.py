@@ -116,7 +116,11 @@ class InitRule:
 class Link(nn.Module):
     """Joins one sublayer to the stream(s); subclasses are a topology's equation for that sublayer."""
 
-    drop: Drop | None = None
+    drop: Drop | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = None
 
     def read(self, streams: Streams) -> tuple[Streams, Tensor]:
         """The streams (changed where the equation changes them before the sublayer) and what the sublayer sees."""
@@ -125,6 +129,11 @@ class Link(nn.Module):
     def write(self, streams: Streams, output: Tensor) -> Streams:
         """The streams after the sublayer's output has been added."""
         raise NotImplementedError
+
+    @property
+    def written_norm(self) -> nn.Module | None:
+        """The norm that the stream comes out of when it is written, where `write` ends with one."""
+        return None
 
     def dropped(self, update: Tensor) -> Tensor:
         """The update under this link's dropout and stochastic depth; every stream receives the same draw."""
@@ -203,6 +212,11 @@ class Topology(nn.Module):
     def named_streams(self, streams: Streams) -> dict[str, Tensor]:
         """The stream(s) by name, each of the stack's width in its last dimension, for looking inside."""
         return {"x": streams}
+
+    def output_norms(self, last: Link) -> list[nn.Module]:
+        """The norms whose outputs, added up, are the stack's output; `last` is its last link."""
+        norm = self.final_norm or last.written_norm
+        return [] if norm is None else [norm]
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not be decayed, beyond the usual rule for vectors."""

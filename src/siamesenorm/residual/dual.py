@@ -26,6 +26,11 @@ class DualLink(Link):
         output = self.dropped(output)
         return self.norm(x + output), d + output
 
+    @property
+    def written_norm(self) -> nn.Module:
+        """N."""
+        return self.norm
+
 
 class ResidualDual(Topology):
     """ResiDual: ``o = F(x); d = d + o; x = N(x + o)``, ``out = x + N(d)``. arXiv 2304.14802."""
@@ -56,6 +61,12 @@ class ResidualDual(Topology):
         x, d = streams
         assert self.final_norm is not None
         return x + self.final_norm(d)
+
+    def output_norms(self, last: Link) -> list[nn.Module]:
+        """x's last norm and d's."""
+        assert isinstance(last, DualLink)
+        assert self.final_norm is not None
+        return [last.norm, self.final_norm]
 
     def named_streams(self, streams: Pair) -> dict[str, Tensor]:
         """Post-Norm stream and sum."""

@@ -7,6 +7,7 @@ rows and the weights with which each row receives the output.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,8 +22,10 @@ Mixed = tuple[Tensor, Tensor]
 
 
 def mix_rows(matrix: Tensor, rows: Tensor) -> Tensor:
-    """``matrix @ rows`` for (..., n, n) and (..., n, d)."""
-    return matrix @ rows
+    """``matrix @ rows`` for (..., n, n) and (..., n, d), in the rows' precision: autocast would round the streams."""
+    device = rows.device.type
+    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+        return matrix.to(rows.dtype) @ rows
 
 
 def weigh_rows(weights: Tensor, rows: Tensor) -> Tensor:

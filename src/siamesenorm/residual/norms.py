@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from siamesenorm.residual import native
 from siamesenorm.residual.errors import TopologyError
 
 NormKind = Literal["rms", "layer"]
@@ -36,27 +37,35 @@ class NormCall(NamedTuple):
     eps: float
 
 
-def normalize(x: Tensor, call: NormCall, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Stats]:
+def normalize(
+    x: Tensor, call: NormCall, weight: Tensor | None, bias: Tensor | None, *, inplace: bool = False
+) -> tuple[Tensor, Stats]:
     """Norm over the last dimension and the statistics for `normalize_backward`; no graph is recorded.
 
-    Low-precision input is normalised in float32 and returned in its own dtype.
+    Low-precision input is normalised in float32 and returned in its own dtype. `inplace` lets RMSNorm write over
+    x: on CPU, fresh memory costs more than the arithmetic.
     """
     dim = x.shape[-1]
+    if native.usable(x, weight, bias):
+        return _native_normalize(x, call, weight, bias, inplace)
     values = x.float() if x.dtype in LOW_PRECISION else x
     if call.kind == "layer":
         weight, bias = _cast(weight, values), _cast(bias, values)
         out, mean, rstd = torch.native_layer_norm(values, (dim,), weight, bias, call.eps)
         return out.to(x.dtype), Stats(mean, rstd)
     # Two passes over x where F.rms_norm on CPU runs a chain of pow, mean, rsqrt and two products.
-    square = torch.linalg.vector_norm(values, dim=-1, keepdim=True).square_()
-    stats = Stats(None, square.div_(dim).add_(call.eps).rsqrt_())
-    return renormalize(x, stats, weight, bias), stats
+    length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+    stats = Stats(None, torch.addcmul(length.new_tensor(call.eps), length, length, value=1 / dim).rsqrt_())
+    return renormalize(x, stats, weight, bias, inplace=inplace), stats
 
 
-def renormalize(x: Tensor, stats: Stats, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def renormalize(
+    x: Tensor, stats: Stats, weight: Tensor | None, bias: Tensor | None, *, inplace: bool = False
+) -> Tensor:
     """`normalize` again with the statistics it returned."""
     values = x.float() if x.dtype in LOW_PRECISION else x
-    out = values * stats.rstd if stats.mean is None else (values - stats.mean).mul_(stats.rstd)
+    centred = values if stats.mean is None else values - stats.mean
+    out = centred.mul_(stats.rstd) if inplace or centred is not x else centred * stats.rstd
     if weight is not None:
         out.mul_(weight)
     if bias is not None:
@@ -69,6 +78,8 @@ def normalize_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of `normalize` for its input, weight and bias, the input's first."""
     dim = x.shape[-1]
+    if native.usable(grad, x, weight, bias):
+        return _native_backward(grad, x, stats, weight, bias)
     values, dtype = (x.float(), x.dtype) if x.dtype in LOW_PRECISION else (x, x.dtype)
     grad, gain = grad.to(values.dtype).contiguous(), _cast(weight, values)
     mean = torch.zeros_like(stats.rstd) if stats.mean is None else stats.mean
@@ -83,6 +94,40 @@ def normalize_backward(
     gw = None if weight is None else gw.to(weight.dtype)
     gb = None if bias is None else gb.to(bias.dtype)
     return gx.to(dtype), gw, gb
+
+
+def _native_normalize(
+    x: Tensor, call: NormCall, weight: Tensor | None, bias: Tensor | None, inplace: bool
+) -> tuple[Tensor, Stats]:
+    x = x.contiguous()
+    stats = empty_stats(x, call.kind)
+    out = x if inplace else torch.empty_like(x)
+    norm = native.norm_args(call.kind == "layer", call.eps, weight, bias, *stats)
+    arguments = native.NormCallArgs(*native.size_of(x), norm, x.data_ptr(), None, out.data_ptr())
+    native.call("norm_forward", arguments)
+    return out, stats
+
+
+def _native_backward(
+    grad: Tensor, x: Tensor, stats: Stats, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    grad, x = grad.contiguous(), x.contiguous()
+    out, gw, gb = torch.empty_like(x), empty_like(weight), empty_like(bias)
+    norm = native.norm_args(stats.mean is not None, 0.0, weight, bias, *stats, gw, gb)
+    arguments = native.NormCallArgs(*native.size_of(x), norm, x.data_ptr(), grad.data_ptr(), out.data_ptr())
+    native.call("norm_backward", arguments)
+    return out, gw, gb
+
+
+def empty_stats(x: Tensor, kind: NormKind) -> Stats:
+    """Room for the statistics of x's rows."""
+    rstd = x.new_empty((*x.shape[:-1], 1))
+    return Stats(torch.empty_like(rstd) if kind == "layer" else None, rstd)
+
+
+def empty_like(parameter: Tensor | None) -> Tensor | None:
+    """Room for a parameter's gradient."""
+    return None if parameter is None else torch.empty_like(parameter)
 
 
 def _cast(parameter: Tensor | None, like: Tensor) -> Tensor | None:

@@ -180,6 +180,13 @@ class Siamese(Topology):
         """The rule of the part that has one."""
         return self.y.init_rule if self.x.init_rule.is_neutral else self.x.init_rule
 
+    def output_norms(self, last: Link) -> list[nn.Module]:
+        """N_out, or the parts' own where the sum is not normalised."""
+        assert isinstance(last, PairLink)
+        if self.final_norm is not None:
+            return [self.final_norm]
+        return self.x.output_norms(last.x) + self.y.output_norms(last.y)
+
     def named_streams(self, streams: Pair) -> dict[str, Tensor]:
         """The Post-Norm-like x and the Pre-Norm-like y."""
         (x,), (y,) = (part.named_streams(s).values() for part, s in zip((self.x, self.y), streams, strict=True))

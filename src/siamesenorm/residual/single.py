@@ -82,6 +82,11 @@ class PostEndLink(RawLink):
         """N(x + O)."""
         return self.norm(x + self.dropped(output))
 
+    @property
+    def written_norm(self) -> nn.Module:
+        """N."""
+        return self.norm
+
 
 @dataclass(frozen=True)
 class PostOptions(Options):
@@ -324,6 +329,11 @@ class KeelLink(PreLink):
     def write(self, x: Tensor, output: Tensor) -> Tensor:
         """N(a x + O)."""
         return self.stream_norm(self.scale * x + self.dropped(output))
+
+    @property
+    def written_norm(self) -> nn.Module:
+        """N."""
+        return self.stream_norm
 
 
 class Keel(Topology):

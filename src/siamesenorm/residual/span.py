@@ -35,6 +35,11 @@ class InnerLink(Link):
         block_input, current = streams
         return block_input, self.norm(current + self.dropped(output))
 
+    @property
+    def written_norm(self) -> nn.Module:
+        """N."""
+        return self.norm
+
 
 class SpanLink(InnerLink):
     """x = N2(x + F(u)): the skip comes from the block input, which then moves on."""

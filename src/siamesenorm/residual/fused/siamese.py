@@ -10,14 +10,25 @@ The reference is the plain `read` and `write` of `residual/siamese.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from siamesenorm.residual import native
 from siamesenorm.residual.fused.recompute import attach
-from siamesenorm.residual.norms import Norm, NormCall, Stats, normalize, normalize_backward, renormalize
+from siamesenorm.residual.norms import (
+    Norm,
+    NormCall,
+    Stats,
+    empty_like,
+    empty_stats,
+    normalize,
+    normalize_backward,
+    renormalize,
+)
 
 Params = tuple[Tensor | None, ...]  # weight and bias of N_X, N_Y and N_in, then g
 
@@ -71,24 +82,26 @@ def _affine(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _forward(plan: Plan, x: Tensor, y: Tensor, output: Tensor, params: Params) -> tuple[Tensor, Tensor, Tensor, Kept]:
+    if native.usable(x, y, output, *params):
+        return _native_forward(plan, x, y, output, params)
     wx, bx, wy, by, wi, bi, gain = params
     x1 = torch.add(x, output, alpha=plan.scale)
     y1 = y + output
     next_x, stats_x = x1, None
     if plan.norm_x is not None:
         next_x, stats_x = normalize(x1, plan.norm_x, wx, bx)
-    s, stats_y = normalize(y1, plan.norm_y, wy, by)
-    s = _join(next_x, s, gain)
-    if plan.norm_in is None:
-        return next_x, y1, s, Kept(x1, y1, (stats_x, stats_y, None))
-    h, stats_in = normalize(s, plan.norm_in, wi, bi)
+    normed_y, stats_y = normalize(y1, plan.norm_y, wy, by)
+    h, stats_in = _join(next_x, normed_y, gain), None
+    if plan.norm_in is not None:
+        h, stats_in = normalize(h, plan.norm_in, wi, bi, inplace=True)
     return next_x, y1, h, Kept(x1, y1, (stats_x, stats_y, stats_in))
 
 
 def _join(next_x: Tensor, normed_y: Tensor, gain: Tensor | None) -> Tensor:
-    """g * X' + N_Y(Y'), into the tensor of the second where dtypes allow."""
-    x_part = next_x if gain is None else next_x * gain
-    return normed_y.add_(x_part) if x_part.dtype == normed_y.dtype else x_part + normed_y
+    """g * X' + N_Y(Y'), written over the second where dtypes allow."""
+    if next_x.dtype != normed_y.dtype:
+        return normed_y + (next_x if gain is None else next_x * gain)
+    return normed_y.add_(next_x) if gain is None else normed_y.addcmul_(next_x, gain)
 
 
 def _make(kept: Kept, params: Params) -> tuple[Tensor, Tensor]:
@@ -101,8 +114,10 @@ def _make(kept: Kept, params: Params) -> tuple[Tensor, Tensor]:
 
 def _make_h(kept: Kept, params: Params) -> Tensor:
     """h again, from what was kept."""
+    if native.usable(kept.x1, kept.y1, *params):
+        return _native_make_h(kept, params)
     s, stats_in = _make(kept, params)[1], kept.stats[2]
-    return s if stats_in is None else renormalize(s, stats_in, params[4], params[5])
+    return s if stats_in is None else renormalize(s, stats_in, params[4], params[5], inplace=True)
 
 
 class _FusedStep(torch.autograd.Function):
@@ -119,27 +134,91 @@ class _FusedStep(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_x: Tensor, grad_y: Tensor, grad_h: Tensor) -> Any:
         x1, y1, *params = ctx.saved_tensors
-        wx, bx, wy, by, wi, bi, gain = params
-        plan, kept = ctx.plan, Kept(x1, y1, ctx.stats)
-        stats_x, stats_y, stats_in = kept.stats
-        gwx = gbx = gwi = gbi = ggain = None
+        grads = _backward(ctx.plan.scale, Kept(x1, y1, ctx.stats), tuple(params), grad_x, grad_y, grad_h)
+        dtypes = zip(grads, ctx.dtypes, strict=False)  # X, Y and O; the parameters' gradients fit already
+        return None, None, *(grad.to(dtype) for grad, dtype in dtypes), *grads[3:]
 
-        grad_s = grad_h
-        if stats_in is not None:
-            next_x, s = _make(kept, params)
-            grad_s, gwi, gbi = normalize_backward(grad_h, s, stats_in, wi, bi)
-        elif gain is not None:
-            next_x = x1 if stats_x is None else renormalize(x1, stats_x, wx, bx)
 
-        gy1, gwy, gby = normalize_backward(grad_s, y1, stats_y, wy, by)
-        gy1 = gy1 + grad_y
-        gx1 = grad_x + (grad_s if gain is None else grad_s * gain)
-        if gain is not None:
-            ggain = (grad_s * next_x).flatten(0, -2).sum(0).to(gain.dtype)
-        if stats_x is not None:
-            gx1, gwx, gbx = normalize_backward(gx1, x1, stats_x, wx, bx)
-        grad_output = torch.add(gy1, gx1, alpha=plan.scale)
+def _backward(
+    scale: float, kept: Kept, params: Params, grad_x: Tensor, grad_y: Tensor, grad_h: Tensor
+) -> tuple[Any, ...]:
+    """Gradients of X, Y, O and the parameters."""
+    if native.usable(kept.x1, kept.y1, grad_x, grad_y, grad_h, *params):
+        return _native_backward(scale, kept, params, grad_x, grad_y, grad_h)
+    wx, bx, wy, by, wi, bi, gain = params
+    x1, y1, (stats_x, stats_y, stats_in) = kept
+    gwx = gbx = gwi = gbi = ggain = None
 
-        dx, dy, do = ctx.dtypes
-        grads = (gx1.to(dx), gy1.to(dy), grad_output.to(do), gwx, gbx, gwy, gby, gwi, gbi, ggain)
-        return None, None, *grads
+    grad_s = grad_h
+    if stats_in is not None:
+        next_x, s = _make(kept, params)
+        grad_s, gwi, gbi = normalize_backward(grad_h, s, stats_in, wi, bi)
+    elif gain is not None:
+        next_x = x1 if stats_x is None else renormalize(x1, stats_x, wx, bx)
+
+    gy1, gwy, gby = normalize_backward(grad_s, y1, stats_y, wy, by)
+    gy1 = gy1.add_(grad_y)
+    if gain is not None:
+        ggain = (grad_s * next_x).flatten(0, -2).sum(0).to(gain.dtype)
+        gx1 = torch.addcmul(grad_x, grad_s, gain)
+    else:  # grad_s is ours to write over, unless it is grad_h itself
+        gx1 = grad_x + grad_s if stats_in is None else grad_s.add_(grad_x)
+    if stats_x is not None:
+        gx1, gwx, gbx = normalize_backward(gx1, x1, stats_x, wx, bx)
+    grad_output = torch.add(gy1, gx1, alpha=scale)
+    return gx1, gy1, grad_output, gwx, gbx, gwy, gby, gwi, gbi, ggain
+
+
+def _native_forward(
+    plan: Plan, x: Tensor, y: Tensor, output: Tensor, params: Params
+) -> tuple[Tensor, Tensor, Tensor, Kept]:
+    x, y, output = x.contiguous(), y.contiguous(), output.contiguous()
+    x1, y1, h = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+    next_x = x1 if plan.norm_x is None else torch.empty_like(x)
+    calls = (plan.norm_x, plan.norm_y, plan.norm_in)
+    stats = tuple(None if call is None else empty_stats(x, call.kind) for call in calls)
+    kept = Kept(x1, y1, stats)  # type: ignore[arg-type]  # N_Y is always present
+    eps = [0.0 if call is None else call.eps for call in calls]
+    native.call("step_forward", _step_args(kept, params, plan.scale, eps, x=x, y=y, output=output, next_x=next_x, h=h))
+    return next_x, y1, h, kept
+
+
+def _native_make_h(kept: Kept, params: Params) -> Tensor:
+    h = torch.empty_like(kept.x1)
+    native.call("step_again", _step_args(kept, params, h=h))
+    return h
+
+
+def _native_backward(
+    scale: float, kept: Kept, params: Params, grad_x: Tensor, grad_y: Tensor, grad_h: Tensor
+) -> tuple[Any, ...]:
+    out_x, out_y, out_output = (torch.empty_like(kept.x1) for _ in range(3))
+    grads = [empty_like(parameter) for parameter in params]
+    grad_x, grad_y, grad_h = grad_x.contiguous(), grad_y.contiguous(), grad_h.contiguous()
+    arguments = _step_args(
+        kept, params, scale, grads=grads, grad_x=grad_x, grad_y=grad_y, grad_h=grad_h,
+        out_x=out_x, out_y=out_y, out_output=out_output,
+    )  # fmt: skip
+    native.call("step_backward", arguments)
+    return out_x, out_y, out_output, *grads
+
+
+def _step_args(
+    kept: Kept,
+    params: Params,
+    scale: float = 1.0,
+    eps: Sequence[float] = (0.0, 0.0, 0.0),
+    grads: Sequence[Tensor | None] = (None,) * 7,
+    **tensors: Tensor,
+) -> native.StepCallArgs:
+    norms = []
+    for k, stats in enumerate(kept.stats):
+        if stats is None:
+            norms.append(native.NormArgs())
+            continue
+        (weight, bias), (grad_weight, grad_bias) = params[2 * k : 2 * k + 2], grads[2 * k : 2 * k + 2]
+        centred = stats.mean is not None
+        norms.append(native.norm_args(centred, eps[k], weight, bias, *stats, grad_weight, grad_bias))
+    addresses = {name: native.address(t) for name, t in {**tensors, "x1": kept.x1, "y1": kept.y1}.items()}
+    gain, grad_gain = native.address(params[6]), native.address(grads[6])
+    return native.StepCallArgs(*native.size_of(kept.x1), scale, *norms, gain, grad_gain, **addresses)

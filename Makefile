@@ -1,0 +1,36 @@
+# make demo | test | lint | clean | help. Everything runs in .venv, which is made on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint docs clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'installing into .venv (a few minutes the first time)'
+	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY) ## every topology in a table, one explained, signal propagation by depth drawn into runs/
+	$(BIN)/siamesenorm topologies
+	$(BIN)/siamesenorm topologies siamese
+	$(BIN)/python benchmarks/signal_propagation.py --quick --out runs/signal_propagation
+
+test: lint ## lint, types and all tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY) ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(READY) ## rewrite the tables in README.md and docs/ that come from the code
+	$(BIN)/python docs/refresh.py
+
+clean: ## remove the environment and caches; runs/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

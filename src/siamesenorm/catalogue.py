@@ -1,0 +1,237 @@
+"""Facts about every topology, read from the classes and counted on real stacks: for the command line and the docs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from torch import nn
+
+from siamesenorm.residual import TOPOLOGIES, InitRule, Link, Place, Residual, SublayerNeeds, Topology
+from siamesenorm.residual.options import describe_type
+
+BLOCKS = 12
+DIM = 768
+WIDTHS = (8, 16)  # two small widths give the line; building on CPU is faster than what `meta` imports for hyper
+
+PAIRING = {
+    "post": "the first stream, siamese:x={name}",
+    "pre": "the second stream, siamese:y={name}",
+    "mixed": "no: Post-Norm in some blocks, Pre-Norm in others",
+    "several": "no: it has several streams itself",
+}
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of parameters that grows with the width d: ``per_width · d + constant``."""
+
+    per_width: int
+    constant: int
+
+    @classmethod
+    def through(cls, counts: tuple[int, int]) -> Count:
+        """The line through the counts at `WIDTHS`."""
+        slope, rest = divmod(counts[1] - counts[0], WIDTHS[1] - WIDTHS[0])
+        if rest:
+            raise AssertionError(f"parameter counts {counts} at widths {WIDTHS} lie on no line in d")
+        return cls(slope, counts[0] - slope * WIDTHS[0])
+
+    def at(self, dim: int) -> int:
+        """The number at one width."""
+        return self.per_width * dim + self.constant
+
+    def __str__(self) -> str:
+        wide = {0: "", 1: "d"}.get(self.per_width, f"{self.per_width}d")
+        return " + ".join(filter(None, [wide, str(self.constant) if self.constant else ""])) or "0"
+
+
+@dataclass(frozen=True)
+class OptionFact:
+    """One option of a topology."""
+
+    name: str
+    value: str
+    """In force: given, or what the default comes to."""
+    default: str | None
+    """None where it follows from the other options."""
+    allowed: str
+    help: str
+
+
+@dataclass(frozen=True)
+class LinkFact:
+    """The same link in a run of blocks, for one or more of a block's sublayers."""
+
+    first: int
+    last: int
+    sublayers: tuple[str, ...]
+    equation: str
+    parameters: Count
+    """Of one such link."""
+    factors: tuple[float, float] | None
+    """The equation's constant (a, 1/c or 1/sqrt(l+1)) in the first and in the last of the blocks."""
+
+
+@dataclass(frozen=True)
+class TopologyFacts:
+    """What is to be said about a topology with given options in a stack of `blocks` blocks."""
+
+    name: str
+    spec: str
+    about: str
+    equation: str
+    start: str
+    end: str
+    streams: str
+    pairing: str
+    arxiv: str
+    drawing: str
+    blocks: int
+    per_block: Count
+    """Of a middle block, with RMSNorm; norms inside sublayers belong to the sublayers."""
+    once: Count
+    """At the start and the end of the stack."""
+    needs: dict[str, SublayerNeeds]
+    init_rule: InitRule
+    options: tuple[OptionFact, ...]
+    links: tuple[LinkFact, ...]
+
+    def total(self, dim: int) -> int:
+        """Parameters of the whole topology at width `dim`."""
+        of_links = sum(
+            (fact.last - fact.first + 1) * len(fact.sublayers) * fact.parameters.at(dim) for fact in self.links
+        )
+        return of_links + self.once.at(dim)
+
+    def as_json(self, dim: int = DIM) -> dict[str, Any]:
+        """Everything, as plain JSON values."""
+        values = dataclasses.asdict(self)
+        counts = {"per_block": self.per_block, "once": self.once}
+        values["parameters"] = {
+            **{key: {"text": str(count), **values.pop(key)} for key, count in counts.items()},
+            "dim": dim,
+            "blocks": values.pop("blocks"),
+            "total": self.total(dim),
+        }
+        return values
+
+
+def catalogue() -> list[TopologyFacts]:
+    """The facts of every registered topology with its default options."""
+    return [describe(name) for name in TOPOLOGIES]
+
+
+def describe(spec: str, blocks: int = BLOCKS) -> TopologyFacts:
+    """The facts of ``name`` or ``name:option=value,…``."""
+    small, large = (Residual(spec, dim, blocks) for dim in WIDTHS)
+    links = list(zip(small.places, small.links, large.links, strict=True))
+    middle = [(a, b) for place, a, b in links if place.block == blocks // 2]
+    kind = type(small)
+    return TopologyFacts(
+        name=small.name,
+        spec=spec_of(small),
+        about=_plain(inspect.getdoc(kind) or ""),
+        equation=small.equation,
+        start="x = embed" if kind.open is Topology.open else _first_line(kind.open),
+        end=small.end,
+        streams=small.streams,
+        pairing=PAIRING[small.kind].format(name=small.name),
+        arxiv=small.arxiv,
+        drawing=small.drawing.strip("\n"),
+        blocks=blocks,
+        per_block=Count.through((_size(*(a for a, _ in middle)), _size(*(b for _, b in middle)))),
+        once=Count.through((_size(small) - _size(small.links), _size(large) - _size(large.links))),
+        needs={place.kind: small.needs(place) for place in small.places if place.block == 0},
+        init_rule=small.init_rule,
+        options=tuple(_options(small)),
+        links=tuple(_runs(links)),
+    )
+
+
+def spec_of(topology: Topology) -> str:
+    """The text that makes this topology: its name and the options that differ from the defaults."""
+    changed = [
+        f"{field.name}={_text(getattr(topology.options, field.name))}"
+        for field in dataclasses.fields(topology.options)
+        if getattr(topology.options, field.name) != field.default
+    ]
+    return f"{topology.name}:{','.join(changed)}" if changed else topology.name
+
+
+def _size(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def _options(topology: Topology) -> Iterable[OptionFact]:
+    hints = get_type_hints(topology.options_class)
+    for field in dataclasses.fields(topology.options):
+        value = getattr(topology.options, field.name)
+        if value is None:  # left to the topology, which keeps what it chose under the option's own name
+            value = getattr(topology, field.name)
+        yield OptionFact(
+            name=field.name,
+            value=_text(value),
+            default=None if field.default is None else _text(field.default),
+            allowed=_allowed(hints[field.name], field.metadata),
+            help=field.metadata["help"],
+        )
+
+
+def _allowed(hint: Any, metadata: Any) -> str:
+    low, high = metadata["low"], metadata["high"]
+    limits = "" if low is None and high is None else f" from {low}" if high is None else f" from {low} to {high}"
+    return describe_type(hint) + limits
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Topology):
+        return spec_of(value)
+    if value is None or isinstance(value, (bool, nn.Module)):  # a norm that is there, or is not
+        return "false" if value is None or value is False else "true"
+    return str(value)
+
+
+def _runs(links: list[tuple[Place, Any, Any]]) -> Iterable[LinkFact]:
+    """Links of one kind of sublayer in following blocks that differ in their constant alone, as one."""
+    by_sublayer = sorted(links, key=lambda item: item[0].position)
+    facts = [
+        (place, equation_of(small), Count.through((_size(small), _size(large))), getattr(small, "scale", None))
+        for place, small, large in by_sublayer
+    ]
+    runs: dict[tuple[Any, ...], list[str]] = {}
+    for _, group in itertools.groupby(facts, key=lambda fact: (fact[0].position, *fact[1:3], fact[3] is None)):
+        run = list(group)
+        (first, equation, count, scale), (last, *_, last_scale) = run[0], run[-1]
+        factors = None if scale is None else (scale, last_scale)
+        runs.setdefault((first.block, last.block, equation, count, factors), []).append(first.kind)
+    return [
+        LinkFact(first, last, tuple(kinds), equation, count, factors)
+        for (first, last, equation, count, factors), kinds in sorted(runs.items(), key=lambda item: item[0][0])
+    ]
+
+
+def equation_of(link: Link) -> str:
+    """A link's equation, which is the first line of its docstring; for a pair, the equations of both streams."""
+    x, y = getattr(link, "x", None), getattr(link, "y", None)
+    if not isinstance(x, Link) or not isinstance(y, Link):
+        return _first_line(type(link))
+    seen = ("" if getattr(link, "gain", None) is None else "g * ") + "x + y"
+    reads = f"N_in({seen})" if getattr(link, "input_norm", None) is not None else seen
+    by_x, by_y = (_first_line(type(part)).partition(": ")[0] for part in (x, y))
+    return f"F reads {reads}\nX by {by_x}\nY by {by_y}"
+
+
+def _first_line(documented: Any) -> str:
+    return _plain((inspect.getdoc(documented) or "").splitlines()[0]).rstrip(".")
+
+
+def _plain(docstring: str) -> str:
+    """Without the code marks, and with one line a paragraph."""
+    paragraphs = re.sub(r"`+([^`]*)`+", r"\1", docstring).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

@@ -1,0 +1,143 @@
+"""``siamesenorm models``: the model presets with their costs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+WIDE = 120
+"""Columns from which on the table has room for words."""
+
+
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Explain this one; without it, all are listed.", show_default=False),
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option(help="Count with this topology instead of the preset's.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the model presets with their parameters, FLOPs and memory, or explain one."""
+    from rich.console import Console
+
+    from siamesenorm.models.presets import PRESETS, preset
+
+    changes = {} if topology is None else {"topology": topology}
+    if name is not None and name not in PRESETS:
+        raise typer.BadParameter(f"unknown model {name!r}; known models: {', '.join(PRESETS)}", param_hint="NAME")
+    described = [describe(key, preset(key, **changes)) for key in ([name] if name else PRESETS)]
+    if as_json:
+        typer.echo(json.dumps(described[0] if name else described, indent=2))
+    elif name:
+        show_one(Console(), described[0])
+    else:
+        show_table(Console(), described)
+
+
+def describe(name: str, config: Any) -> dict[str, Any]:
+    """A preset as plain data: its name, words about it, every field, every count."""
+    from siamesenorm.models.counts import count
+    from siamesenorm.models.presets import PRESETS
+
+    return {
+        "name": name,
+        "about": PRESETS[name].about,
+        "config": config.model_dump(mode="json"),
+        "counts": count(config).as_json(),
+    }
+
+
+def show_table(console: Console, described: list[dict[str, Any]]) -> None:
+    """One row a preset."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("name", style="bold cyan", no_wrap=True)
+    for column in ("shape", "parameters", "active", "FLOPs/token", "training state"):
+        table.add_column(column, no_wrap=True, justify="right")
+    wide = console.width >= WIDE
+    if wide:
+        table.add_column("", no_wrap=True)
+    for entry in described:
+        config, counts = entry["config"], entry["counts"]
+        table.add_row(
+            entry["name"],
+            f"{config['blocks']}×{config['dim']}",
+            short(counts["total"]),
+            short(counts["active"]),
+            flops(counts["flops_training"]),
+            f"{counts['training_bytes'] / 2**30:.2f} GiB",
+            *([Text(entry["about"], style="dim")] if wide else []),
+        )
+    console.print(table)
+    notes = (
+        "FLOPs/token: forward and backward at the longest sequence.\n"
+        "training state: weights, gradients and AdamW's moments in float32.\n"
+        "More of one: siamesenorm models NAME"
+    )
+    console.print(Text(f"\n{notes}", style="dim"))
+
+
+def show_one(console: Console, entry: dict[str, Any]) -> None:
+    """Every field and every count of one preset."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from siamesenorm.models.lm_config import LMConfig
+
+    console.print(Text.assemble((entry["name"], "bold cyan"), "  ", entry["about"]), end="\n\n")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for field, value in entry["config"].items():
+        about = LMConfig.model_fields[field].description or ""
+        grid.add_row(Text(field, style="cyan"), Text(_plain(value)), Text(about, style="dim"))
+    console.print(grid)
+    counts = entry["counts"]
+    rows = {
+        "parameters": f"{counts['total']:,}, of which a token uses {counts['active']:,}",
+        "embedding and head": f"{counts['embedding']:,}",
+        "residual topology": f"{counts['topology']:,} ({100 * counts['topology'] / counts['total']:.3f} %), "
+        f"{counts['topology_extra']:+,} against Pre-Norm",
+        "FLOPs per token": f"{flops(counts['flops_forward'])} forward, {flops(counts['flops_training'])} in training, "
+        f"sequences of {counts['length']}",
+        "memory, float32": f"{gib(counts['weight_bytes'])} weights, {gib(counts['optimizer_bytes'])} AdamW's moments, "
+        f"{gib(counts['training_bytes'])} with gradients",
+        "activations": f"about {counts['activation_bytes'] / 2**20:.2f} MiB a token",
+    }
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for title, text in rows.items():
+        grid.add_row(Text(title, style="dim"), Text(text))
+    console.print()
+    console.print(grid)
+
+
+def short(number: float) -> str:
+    """Three digits and a unit: 1.28B."""
+    for size, unit in UNITS:
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"
+
+
+def flops(number: float) -> str:
+    """The same with giga for a milliard, as FLOPs are spoken of."""
+    return short(number).replace("B", "G")
+
+
+def gib(size: float) -> str:
+    """Bytes in GiB."""
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return "–" if value is None else str(value)

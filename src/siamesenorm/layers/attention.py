@@ -1,0 +1,136 @@
+"""Causal self-attention: grouped queries, rotary positions, and whichever inner norms the topology asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from siamesenorm.layers.mask import Visibility
+from siamesenorm.layers.rotary import Turn, rotate, split_and_rotate
+from siamesenorm.residual.base import AttentionNorm, SublayerNeeds, WeightRole
+from siamesenorm.residual.norms import NormFactory
+
+RoleWeights = Iterator[tuple[WeightRole, Tensor]]
+
+
+class KeyValueStore(Protocol):
+    """A cache, seen from one attention: it takes new keys and values and gives back all of them."""
+
+    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store (batch, kv_heads, new tokens, head_dim) of a layer; return the same with all tokens so far."""
+        ...
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """What every attention of one forward pass shares; made once by the model."""
+
+    turn: Turn
+    """cos and sin of this pass's positions."""
+    visible: Visibility
+    """Which keys each query sees."""
+    cache: KeyValueStore | None = None
+    """Keys and values of earlier tokens, where decoding."""
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, dropout: float = 0.0) -> Tensor:
+    """Softmax attention on (batch, heads, tokens, head_dim); k and v may have fewer heads than q."""
+    if visible.last_keys is not None:
+        k, v = k[:, :, -visible.last_keys :], v[:, :, -visible.last_keys :]
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=visible.mask,
+        dropout_p=dropout,
+        is_causal=visible.is_causal,
+        enable_gqa=k.shape[1] != q.shape[1],
+    )
+
+
+class Attention(nn.Module):
+    """Multi-head attention over the residual stream's reading.
+
+    dim: width of the stream; heads, kv_heads, head_dim: heads of queries, of keys and values, and their width.
+    needs: what the topology wants inside (`Topology.needs(place)`).
+    qk_norm: the model's own wish, ``none``, ``head`` or ``projection``; a topology's wish goes before it.
+    norm: makes the inner norms. layer: number of this attention in the cache.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        needs: SublayerNeeds,
+        norm: NormFactory,
+        qk_norm: str = "none",
+        bias: bool = False,
+        layer: int = 0,
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim, self.layer = heads, kv_heads, head_dim, layer
+        inner, inner_kv = heads * head_dim, kv_heads * head_dim
+        self.qkv = nn.Linear(dim, inner + 2 * inner_kv, bias=bias)  # rows: all of q, all of k, all of v
+        self.out = nn.Linear(inner, dim, bias=bias)
+        self.norm_kind = combine_norms(needs.attention_norm, qk_norm)
+        self.q_norm = self.k_norm = self.v_norm = self.out_norm = None
+        if self.norm_kind == "qk_projection":
+            self.q_norm, self.k_norm = norm(inner), norm(inner_kv)
+        elif self.norm_kind != "none":
+            self.q_norm, self.k_norm = norm(head_dim), norm(head_dim)
+        if self.norm_kind == "qkv_head":
+            self.v_norm = norm(head_dim)
+        if needs.output_norm:
+            self.out_norm = norm(inner)
+        self.attend: Attend = attend
+
+    def forward(self, h: Tensor, context: AttentionContext) -> Tensor:
+        """(batch, tokens, dim) to the same."""
+        batch, tokens, _ = h.shape
+        q, k, v = self.project(h, context.turn)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if context.cache is not None:
+            k, v = context.cache.update(self.layer, k, v)
+        o = self.attend(q, k, v, context.visible, 0.0).transpose(1, 2).reshape(batch, tokens, -1)
+        return self.out(o if self.out_norm is None else self.out_norm(o))
+
+    def project(self, h: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (batch, tokens, heads, head_dim): normed where asked, then turned."""
+        qkv = self.qkv(h)
+        split = qkv.unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is None or self.k_norm is None:
+            return split_and_rotate(split, self.heads, self.kv_heads, turn)
+        q, k, v = split.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+        if self.norm_kind == "qk_projection":
+            q = self.q_norm(q.flatten(2)).view_as(q)
+            k = self.k_norm(k.flatten(2)).view_as(k)
+        else:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return rotate(q, turn), rotate(k, turn), v if self.v_norm is None else self.v_norm(v)
+
+    def role_weights(self) -> RoleWeights:
+        """Weights by the role that init rules speak of; q, k and v as views of the fused projection."""
+        inner, inner_kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        q, k, v = self.qkv.weight.split([inner, inner_kv, inner_kv])
+        yield "query", q
+        yield "key", k
+        yield "value", v
+        yield "attention_out", self.out.weight
+
+
+def combine_norms(topology: AttentionNorm, model: str) -> AttentionNorm:
+    """The inner norm of attention: the topology's, which contains a QK-norm already, or else the model's."""
+    if topology != "none":
+        return topology
+    known: dict[str, AttentionNorm] = {"none": "none", "head": "qk_head", "projection": "qk_projection"}
+    return known[model]

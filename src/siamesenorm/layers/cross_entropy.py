@@ -1,0 +1,117 @@
+"""Cross-entropy of a language head, a chunk of tokens at a time.
+
+With a vocabulary of 100k, the logits of one row of 2048 tokens fill 0.8 GB and their gradient as much again. Here
+the logits of a chunk are made, turned into their own gradient in place, multiplied into the gradients of the
+hidden states and of the head, and dropped; backward then only scales what is ready.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_LOGITS = 2**24  # 64 MB of float32
+CHUNK_TOKENS = 256  # fewer and the head's weight is read from memory more often than it is used
+
+
+def chunk_tokens(vocabulary: int) -> int:
+    """Tokens whose logits are made at once."""
+    return max(CHUNK_TOKENS, CHUNK_LOGITS // vocabulary)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = -100,
+    z_weight: float = 0.0,
+    reduction: str = "mean",
+    chunk: int | None = None,
+) -> Tensor:
+    """``F.cross_entropy(hidden @ weight.T, labels)`` without ever holding all logits.
+
+    hidden: (..., dim); weight: (vocabulary, dim); labels: (...), with `ignore_index` where there is none.
+    z_weight: weight of the mean of log(Z)^2, which keeps logits from drifting (arXiv 2204.02311).
+    reduction: ``mean`` over labels that count, or ``sum``.
+    """
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction: {reduction!r} is not allowed; it takes mean or sum")
+    if hidden.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"labels: shape {tuple(labels.shape)} does not fit hidden states of shape {tuple(hidden.shape)}"
+        )
+    hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    counted = (labels != ignore_index).sum().clamp(min=1) if reduction == "mean" else labels.new_ones(())
+    chunk = chunk or chunk_tokens(weight.shape[0])
+    return _LinearCrossEntropy.apply(hidden, weight, labels, counted, ignore_index, z_weight, chunk)
+
+
+def token_losses(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, ignore_index: int = -100, chunk: int | None = None
+) -> Tensor:
+    """The loss of every token by itself (0 where ignored), for evaluation: no gradient is recorded."""
+    with torch.no_grad():
+        rows, flat = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+        chunk = chunk or chunk_tokens(weight.shape[0])
+        losses = [
+            F.cross_entropy(F.linear(h, weight).float(), y, ignore_index=ignore_index, reduction="none")
+            for h, y in zip(rows.split(chunk), flat.split(chunk), strict=True)
+        ]
+        return torch.cat(losses).view(labels.shape)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, ignore: int, z: float, chunk: int
+    ) -> Tensor:
+        want_hidden, want_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden) if want_hidden else None
+        # Sums over many chunks stay in float32 also for a bfloat16 head.
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=wide) if want_weight else None
+        total = torch.zeros((), dtype=wide, device=hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, hidden.shape[0], chunk):
+                rows, y = hidden[start : start + chunk], labels[start : start + chunk]
+                counts = y != ignore
+                logits = F.linear(rows, weight).to(wide)
+                log_z = logits.logsumexp(-1)
+                target = y.where(counts, 0).unsqueeze(-1)
+                losses = log_z - logits.gather(-1, target).squeeze(-1)
+                if z:
+                    losses = losses + z * log_z.square()
+                total += losses.where(counts, 0).sum()
+                if not (want_hidden or want_weight):
+                    continue
+                scale = counts.to(wide) / counted
+                grad = logits.sub_(log_z.unsqueeze(-1)).exp_()
+                grad.mul_((scale * (1 + 2 * z * log_z) if z else scale).unsqueeze(-1))
+                grad.scatter_add_(-1, target, -scale.unsqueeze(-1))
+                grad = grad.to(rows.dtype)
+                if grad_hidden is not None:
+                    torch.mm(grad, weight, out=grad_hidden[start : start + chunk])
+                if grad_weight is not None:
+                    if rows.dtype == wide:
+                        grad_weight.addmm_(grad.t(), rows)
+                    else:
+                        grad_weight += grad.t() @ rows
+        ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
+        return total / counted
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grads = ctx.saved_tensors
+        # Looking at the number costs nothing on a CPU and saves a pass over the head's gradient.
+        if grad.device.type != "cpu" or grad.item() != 1:
+            grads = tuple(None if g is None else g * grad.to(g.dtype) for g in grads)
+        return *grads, None, None, None, None, None

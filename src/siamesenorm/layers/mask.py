@@ -1,0 +1,65 @@
+"""Which keys a query may see: causality, a sliding window, documents packed into one row, padding on the left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What attention is told: a boolean mask that broadcasts to (batch, heads, queries, keys), or none at all."""
+
+    mask: Tensor | None = None
+    """True where a query sees a key."""
+    is_causal: bool = False
+    """Without a mask: whether queries see only keys up to their own (queries and keys then count the same)."""
+    last_keys: int | None = None
+    """Only so many keys from the end matter (a window over a cache); None: all."""
+
+
+def visibility(
+    queries: int,
+    keys: int,
+    *,
+    window: int | None = None,
+    document_ids: Tensor | None = None,
+    padding: Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Visibility:
+    """What `queries` tokens see of `keys` tokens, where the queries are the last of the keys.
+
+    window: a query sees itself and the ``window - 1`` tokens before it.
+    document_ids: (batch, keys); tokens see their own document only.
+    padding: (batch,) how many tokens at the left of each row are filling. A filling token sees itself, so that
+    no row of the softmax is empty.
+    A mask is made only where SDPA's own causal form, or no mask, does not say the same.
+    """
+    if window is not None and window >= keys:
+        window = None
+    if document_ids is None and padding is None:
+        if queries == 1:
+            return Visibility(last_keys=window)
+        if queries == keys and window is None:
+            return Visibility(is_causal=True)
+    key = torch.arange(keys, device=device)
+    query = key[keys - queries :, None]
+    mask = query >= key
+    if window is not None:
+        mask = mask & (query - key < window)
+    mask = mask[None, None]
+    if document_ids is not None:
+        mask = mask & (document_ids[:, None, keys - queries :, None] == document_ids[:, None, None, :])
+    if padding is not None:
+        mask = (mask & (key >= padding[:, None, None, None])) | (query == key)
+    return Visibility(mask)
+
+
+def document_positions(document_ids: Tensor) -> Tensor:
+    """Positions that start again at 0 with every document, for (batch, tokens) ids of packed rows."""
+    index = torch.arange(document_ids.shape[1], device=document_ids.device)
+    starts = torch.ones_like(document_ids, dtype=torch.bool)
+    starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    return index - torch.where(starts, index, 0).cummax(dim=1).values

@@ -1,0 +1,76 @@
+"""The FFN: SwiGLU (arXiv 2002.05202) or GELU."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from siamesenorm.layers.attention import RoleWeights
+from siamesenorm.residual.base import SublayerNeeds
+from siamesenorm.residual.norms import NormFactory, runs_plain_eager
+
+Activation = Literal["swiglu", "gelu"]
+
+
+def swiglu(projected: Tensor) -> Tensor:
+    """``silu(gate) * value`` of one projection, whose halves are (value, gate)."""
+    if runs_plain_eager(projected):
+        return _SwiGLU.apply(projected)
+    value, gate = projected.chunk(2, dim=-1)
+    return F.silu(gate) * value
+
+
+class _SwiGLU(torch.autograd.Function):
+    """Keeps the projection alone; autograd would also keep silu(gate)."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor) -> Tensor:
+        ctx.save_for_backward(projected)
+        value, gate = projected.chunk(2, dim=-1)
+        return F.silu(gate).mul_(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (projected,) = ctx.saved_tensors
+        value, gate = projected.chunk(2, dim=-1)
+        out = torch.empty_like(projected)
+        grad_value, grad_gate = out.chunk(2, dim=-1)
+        torch.mul(grad, F.silu(gate), out=grad_value)
+        torch.ops.aten.silu_backward.grad_input(grad * value, gate, grad_input=grad_gate)
+        return out
+
+
+class MLP(nn.Module):
+    """dim → hidden → dim. SwiGLU's value and gate are one projection of 2 × hidden rows, value first."""
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        *,
+        needs: SublayerNeeds,
+        norm: NormFactory,
+        activation: Activation = "swiglu",
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up = nn.Linear(dim, 2 * hidden if activation == "swiglu" else hidden, bias=bias)
+        self.down = nn.Linear(hidden, dim, bias=bias)
+        self.out_norm = norm(hidden) if needs.output_norm else None
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(..., dim) to the same."""
+        projected = self.up(h)
+        inner = swiglu(projected) if self.activation == "swiglu" else F.gelu(projected)
+        return self.down(inner if self.out_norm is None else self.out_norm(inner))
+
+    def role_weights(self) -> RoleWeights:
+        """Weights by the role that init rules speak of."""
+        yield "ffn_in", self.up.weight
+        yield "ffn_out", self.down.weight

@@ -1,0 +1,1 @@
+"""Whole models: sublayers, a topology, an embedding and a head."""

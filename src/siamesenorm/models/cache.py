@@ -1,0 +1,55 @@
+"""Keys and values of the tokens so far, in memory that is taken once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from siamesenorm.layers.rotary import Turn, rotary_turn
+
+
+class KeyValueCache:
+    """Room for `max_length` tokens of every layer; all rows of the batch grow together.
+
+    Rows of unequal length are padded on the left; `padding` (batch,) says by how many tokens.
+    A model's forward fills it and calls `advance` once at its end.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        kv_heads: int,
+        max_length: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape = (layers, batch, kv_heads, max_length, head_dim)
+        self.keys = torch.empty(shape, device=device, dtype=dtype)
+        self.values = torch.empty(shape, device=device, dtype=dtype)
+        self.length, self.max_length = 0, max_length
+        self.padding: Tensor | None = None
+        self.turns: Turn | None = None
+
+    def update(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write new keys and values of a layer behind the old ones; views of all of them."""
+        end = self.length + key.shape[2]
+        if end > self.max_length:
+            raise ValueError(f"cache: {end} tokens do not fit into max_length = {self.max_length}")
+        self.keys[layer, :, :, self.length : end] = key
+        self.values[layer, :, :, self.length : end] = value
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def turn(self, positions: Tensor | slice, theta: float) -> Turn:
+        """Rotary angles of these positions, from a table that is made once."""
+        if self.turns is None:
+            table = torch.arange(self.max_length, device=self.keys.device)
+            self.turns = rotary_turn(table, self.keys.shape[-1], theta)
+        cos, sin = self.turns
+        return cos[positions], sin[positions]
+
+    def advance(self, tokens: int) -> None:
+        """Count the tokens that all layers have now stored."""
+        self.length += tokens

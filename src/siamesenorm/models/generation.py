@@ -1,0 +1,139 @@
+"""Text from a language model, one token at a time, with a cache of keys and values.
+
+::
+
+    generate(model, [[5, 3, 8], [7]], max_new_tokens=20)                                   # greedy
+    generate(model, prompts, max_new_tokens=20, temperature=.8, top_k=50, top_p=.95, seed=0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from siamesenorm.models.lm import LanguageModel
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen from its logits. Filters apply in the order temperature, top_k, top_p."""
+
+    temperature: float = 0.0
+    """0 takes the likeliest token; logits are divided by anything above."""
+    top_k: int | None = None
+    """Only so many likeliest tokens stay in the draw."""
+    top_p: float | None = None
+    """Only the likeliest tokens that together reach this probability stay in the draw."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature: {self.temperature} is not allowed; it takes a number from 0")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k: {self.top_k} is not allowed; it takes a whole number from 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: {self.top_p} is not allowed; it takes a number above 0, up to 1")
+
+    def choose(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Token ids (batch,) from logits (batch, vocabulary)."""
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        return torch.multinomial(self.probabilities(logits), 1, generator=generator).squeeze(-1)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What tokens are drawn from, (batch, vocabulary); sums to 1."""
+        logits = logits.float() / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            smallest = logits.topk(self.top_k, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < smallest, -torch.inf)
+        if self.top_p is not None and self.top_p < 1:
+            ordered, order = logits.softmax(-1).sort(dim=-1, descending=True)
+            beyond = ordered.cumsum(-1) - ordered >= self.top_p  # what lies before it reaches top_p already
+            logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+        return logits.softmax(-1)
+
+
+def generate(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]] | Tensor,
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_tokens: Sequence[int] = (),
+    seed: int | None = None,
+) -> list[list[int]]:
+    """New tokens for each prompt, up to `max_new_tokens` or to a stop token, which is not returned.
+
+    prompts: rows of token ids, of any length each. Rows are drawn together from one generator, so that a draw
+    depends on the seed and on the batch; greedy answers depend on nothing but the prompt.
+    """
+    sampling = Sampling(temperature, top_k, top_p)
+    stops = frozenset(stop_tokens)
+    answers: list[list[int]] = [[] for _ in prompts]
+    open_rows = set(range(len(answers)))
+    for tokens in stream(model, prompts, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed):
+        values = tokens.tolist()
+        for row in list(open_rows):
+            if values[row] in stops:
+                open_rows.discard(row)
+            else:
+                answers[row].append(values[row])
+        if not open_rows:
+            break
+    return answers
+
+
+def stream(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]] | Tensor,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    seed: int | None = None,
+) -> Iterator[Tensor]:
+    """The next token of every row, (batch,), again and again; stop taking them to stop."""
+    sampling = sampling or Sampling()
+    device = model.embedding.weight.device
+    input_ids, mask = pad_left(prompts, device)
+    total = input_ids.shape[1] + max_new_tokens
+    if total > model.config.max_length:
+        raise ValueError(
+            f"max_new_tokens: {max_new_tokens} after a prompt of {input_ids.shape[1]} tokens is not allowed; "
+            f"both together take up to max_length = {model.config.max_length}"
+        )
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    was_training = model.training
+    model.eval()
+    try:
+        cache = model.new_cache(input_ids.shape[0], total)
+        for step in range(max_new_tokens):
+            with torch.inference_mode():
+                output = model(input_ids, attention_mask=mask if step == 0 else None, cache=cache, logits_to_keep=1)
+                tokens = sampling.choose(output.logits[:, -1], generator)
+                input_ids = tokens[:, None]
+            yield tokens
+    finally:
+        model.train(was_training)
+
+
+def pad_left(prompts: Sequence[Sequence[int]] | Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Token ids (batch, longest) and a mask that is 0 on the filling; no mask where nothing was filled."""
+    rows = [torch.as_tensor(row, dtype=torch.long) for row in prompts]
+    if not rows:
+        raise ValueError("prompts: at least one row of tokens is needed")
+    for index, row in enumerate(rows):
+        if row.dim() != 1 or not len(row):
+            raise ValueError(f"prompts: row {index} is not allowed; every row takes at least one token id")
+    longest = max(map(len, rows))
+    if all(len(row) == longest for row in rows):
+        return torch.stack(rows).to(device), None
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros(len(rows), longest, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, longest - len(row) :] = row
+        mask[index, longest - len(row) :] = 1
+    return ids.to(device), mask.to(device)

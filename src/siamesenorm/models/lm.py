@@ -1,0 +1,263 @@
+"""The language model: embedding, a stack of (attention, FFN or MoE) blocks on any topology, head.
+
+What wraps a model stays outside of it. Blocks can be sharded (``fully_shard([block.attention, block.ffn])``),
+compiled, or run in another way through `LanguageModel.run`, which activation checkpointing replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from siamesenorm.layers.attention import Attention, AttentionContext
+from siamesenorm.layers.cross_entropy import linear_cross_entropy
+from siamesenorm.layers.mask import document_positions, visibility
+from siamesenorm.layers.mlp import MLP
+from siamesenorm.layers.rotary import Turn, rotary_turn
+from siamesenorm.models.cache import KeyValueCache
+from siamesenorm.models.init import init_lm
+from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.residual import Flow, Place, Residual, Topology
+
+
+@dataclass
+class LMOutput:
+    """What a forward pass gives; fields that were not asked for are None."""
+
+    hidden: Tensor
+    """(batch, tokens, dim): the stack's output, after its final norm."""
+    logits: Tensor | None = None
+    """(batch, tokens kept, vocabulary); None where labels were given, unless logits were asked for too."""
+    loss: Tensor | None = None
+    """Mean cross-entropy over the labels, with the auxiliary losses of experts."""
+    cache: KeyValueCache | None = None
+    """The cache that was given, now holding this pass's tokens."""
+    experts: tuple[Any, ...] = ()
+    """What each MoE layer reported, in order of depth."""
+    cross_entropy: Tensor | None = None
+    """The loss without auxiliary parts, detached; what perplexity is made of."""
+
+
+class Block(nn.Module):
+    """One attention and one FFN, sent through the topology's flow one after the other."""
+
+    def __init__(self, attention: nn.Module, ffn: nn.Module) -> None:
+        super().__init__()
+        self.attention, self.ffn = attention, ffn
+
+    def forward(self, flow: Flow, context: AttentionContext) -> tuple[Any, ...]:
+        """Run both sublayers; returns what an MoE reports beside its output."""
+        flow.through(self.attention, context)
+        result = flow.through(self.ffn)
+        return result[1:] if isinstance(result, tuple) else ()
+
+
+Runner = Callable[[Block, Flow, AttentionContext], tuple[Flow, tuple[Any, ...]]]
+
+
+def run_block(block: Block, flow: Flow, context: AttentionContext) -> tuple[Flow, tuple[Any, ...]]:
+    """The plain way to run a block. Another one may take ``flow.streams`` and return a new `Flow` behind the block."""
+    return flow, block(flow, context)
+
+
+class LanguageModel(nn.Module):
+    """A decoder-only Transformer on any residual topology.
+
+    ::
+
+        model = LanguageModel(LMConfig(vocab_size=256, dim=64, blocks=4, heads=4, ffn_dim=192))
+        model(ids).logits                      # (batch, tokens, 256)
+        model(ids[:, :-1], labels=ids[:, 1:]).loss.backward()
+
+    Made under ``torch.device("meta")`` it costs nothing; ``to_empty`` and `init_weights` then give it life.
+    """
+
+    def __init__(self, config: LMConfig, *, seed: int | None = None, fused: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.run: Runner = run_block
+        device = torch.get_default_device()
+        with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
+            self.embedding = nn.Embedding(config.vocab_size, config.dim)
+            self.residual: Topology = Residual(
+                config.topology, config.dim, config.blocks, norm=config.norm_spec, dropout=config.dropout, fused=fused
+            )
+            places = iter(self.residual.places)
+            self.blocks = nn.ModuleList(
+                Block(self._attention(next(places)), self._ffn(next(places))) for _ in range(config.blocks)
+            )
+            self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
+        if device.type != "meta":
+            self.to_empty(device=device)
+            self.init_weights(seed)
+
+    def _attention(self, place: Place) -> Attention:
+        c = self.config
+        return Attention(
+            c.dim,
+            c.heads,
+            c.key_heads,
+            c.head_width,
+            needs=self.residual.needs(place),
+            norm=c.norm_spec,
+            qk_norm=c.qk_norm,
+            bias=c.bias,
+            layer=place.block,
+        )
+
+    def _ffn(self, place: Place) -> nn.Module:
+        c, needs = self.config, self.residual.needs(place)
+        if c.moe is None:
+            return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec, activation=c.activation, bias=c.bias)
+        from siamesenorm.layers.moe import MoE
+
+        return MoE(
+            c.dim,
+            c.moe.expert_dim,
+            c.moe.experts,
+            c.moe.top_k,
+            activation=c.activation,
+            bias=c.bias,
+            output_norm=c.norm_spec if needs.output_norm else None,
+        )
+
+    def init_weights(self, seed: int | None = None) -> None:
+        """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`."""
+        init_lm(self, seed)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(vocabulary, dim): the head's matrix, the embedding's own where they are tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        labels: Tensor | None = None,
+        positions: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        logits_to_keep: int | Tensor | None = None,
+    ) -> LMOutput:
+        """Logits of every token, or the loss where labels are given.
+
+        input_ids: (batch, tokens). labels: the same shape, already the next tokens; -100 does not count.
+        positions: (tokens,) or (batch, tokens), where they are not what documents, padding and cache say.
+        document_ids: (batch, tokens) of rows packed from several documents, which do not see each other.
+        attention_mask: (batch, tokens), 0 on the filling at the left of short rows, 1 elsewhere.
+        cache: keys and values of earlier tokens (`new_cache`); this pass's are added.
+        logits_to_keep: logits for so many last tokens, or the tokens at these indices; 0 for none at all.
+        Default: all, or none where labels are given.
+        """
+        x = self.embedding(input_ids)
+        if self.config.dropout:
+            x = F.dropout(x, self.config.dropout, self.training)
+        context = self.context(input_ids, positions, document_ids, attention_mask, cache)
+        flow = self.residual.start(x)
+        experts: list[Any] = []
+        for block in self.blocks:
+            flow, reported = self.run(block, flow, context)  # type: ignore[arg-type]  # ModuleList holds blocks
+            experts.extend(reported)
+        hidden = flow.close()
+        if cache is not None:
+            cache.advance(input_ids.shape[1])
+        output = LMOutput(hidden, cache=cache, experts=tuple(experts))
+        if labels is not None:
+            self._add_loss(output, labels)
+        if labels is None or logits_to_keep is not None:
+            output.logits = self.logits(hidden, logits_to_keep)
+        return output
+
+    def context(
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> AttentionContext:
+        """What all attentions of one pass share: rotary angles, who sees whom, the cache."""
+        (_, tokens), device, past = input_ids.shape, input_ids.device, cache.length if cache is not None else 0
+        if past + tokens > self.config.max_length:
+            raise ValueError(f"input_ids: {past + tokens} tokens are more than max_length = {self.config.max_length}")
+        padding = None if attention_mask is None else left_padding(attention_mask)
+        if cache is not None:
+            if past == 0:
+                cache.padding = padding
+            padding = cache.padding
+            if document_ids is not None:
+                raise ValueError("document_ids: packed documents cannot be decoded; give one document a row")
+        turn = self._turn(slice(past, past + tokens), positions, document_ids, padding, cache, device)
+        visible = visibility(
+            tokens,
+            past + tokens,
+            window=self.config.window,
+            document_ids=document_ids,
+            padding=padding,
+            device=device,
+        )
+        return AttentionContext(turn, visible, cache)
+
+    def _turn(
+        self,
+        span: slice,
+        positions: Tensor | None,
+        document_ids: Tensor | None,
+        padding: Tensor | None,
+        cache: KeyValueCache | None,
+        device: torch.device,
+    ) -> Turn:
+        """Rotary angles of the tokens `span` of a row, at the positions given or at those they have."""
+        if positions is None and cache is not None and padding is None:
+            return cache.turn(span, self.config.rope_theta)
+        if positions is None:
+            positions = torch.arange(span.start, span.stop, device=device)
+            if document_ids is not None:
+                positions = document_positions(document_ids)
+            elif padding is not None:
+                positions = (positions - padding[:, None]).clamp(min=0)
+        if cache is not None:
+            return cache.turn(positions, self.config.rope_theta)
+        return rotary_turn(positions, self.config.head_width, self.config.rope_theta)
+
+    def logits(self, hidden: Tensor, keep: int | Tensor | None = None) -> Tensor:
+        """The head on all tokens, on the last `keep` ones or on those at the indices `keep`."""
+        if isinstance(keep, Tensor):
+            hidden = hidden[:, keep]
+        elif keep is not None:
+            hidden = hidden[:, hidden.shape[1] - keep :]
+        return F.linear(hidden, self.head_weight)
+
+    def _add_loss(self, output: LMOutput, labels: Tensor) -> None:
+        loss = linear_cross_entropy(output.hidden, self.head_weight, labels, z_weight=self.config.z_weight)
+        output.cross_entropy = loss.detach()
+        if self.config.moe is not None and output.experts:
+            layers = len(output.experts)
+            balance = sum(stats.balance_loss for stats in output.experts) / layers
+            z = sum(stats.z_loss for stats in output.experts) / layers
+            loss = loss + self.config.moe.balance_weight * balance + self.config.moe.z_weight * z
+        output.loss = loss
+
+    def new_cache(self, batch: int, max_length: int | None = None) -> KeyValueCache:
+        """An empty cache for `batch` rows of up to `max_length` tokens, in the model's dtype and on its device."""
+        c, weight = self.config, self.embedding.weight
+        length = max_length or c.max_length
+        return KeyValueCache(
+            c.blocks, batch, c.key_heads, length, c.head_width, device=weight.device, dtype=weight.dtype
+        )
+
+
+def left_padding(attention_mask: Tensor) -> Tensor | None:
+    """(batch,) filling tokens at the left of each row, None where there are none."""
+    padding = (attention_mask == 0).sum(-1)
+    index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    if not torch.equal(index >= padding[:, None], attention_mask != 0):
+        raise ValueError("attention_mask: zeros are allowed at the left of a row only")
+    return padding if bool(padding.any()) else None

@@ -1,0 +1,22 @@
+"""Settings for every test: one thread, one seed, hypothesis without chance or clock."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+
+settings.register_profile(
+    "siamesenorm",
+    derandomize=True,
+    deadline=None,
+    max_examples=25,
+    database=None,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("siamesenorm")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)

@@ -1,0 +1,96 @@
+"""Small stacks for the tests: sublayers, norm kinds, random parameters, and a row's equation beside its topology."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.residual import NormSpec, Residual, Topology
+
+from .equations import Parameters, stack_of
+from .table import ROWS, Row
+
+D, L = 6, 2
+PAIR = ["attention", "ffn"]
+NORMS = {
+    "rms": NormSpec("rms"),
+    "layer": NormSpec("layer"),
+    "rms-free": NormSpec("rms", affine=False),
+    "layer-free": NormSpec("layer", affine=False),
+    "rms-bias": NormSpec("rms", bias=True),
+    "layer-no-bias": NormSpec("layer", bias=False, eps=1e-3),
+}
+
+every_row = pytest.mark.parametrize("row", ROWS, ids=[row.text for row in ROWS])
+every_norm = pytest.mark.parametrize("norm", NORMS)
+
+
+class Causal(nn.Module):
+    """Attention's stand-in: each token sees the running mean of the sequence so far; `cache` carries it on."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.value, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
+
+    def forward(self, h: Tensor, cache: dict[str, Tensor] | None = None) -> Tensor:
+        value, sums = self.value(h), 0
+        count = torch.arange(1, h.shape[-2] + 1, dtype=h.dtype).unsqueeze(-1)
+        if cache:
+            sums, count = cache["sum"], count + cache["count"]
+        sums = sums + value.cumsum(-2)
+        if cache is not None:
+            cache.update(sum=sums[..., -1:, :], count=count[-1:])
+        return self.out(torch.tanh(sums / count + h))
+
+
+class MLP(nn.Module):
+    """Two projections with a curve between them."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim, bias=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(h)))
+
+
+def make_sublayers(blocks: list[list[str]], dim: int = D, dtype: torch.dtype = torch.float64) -> nn.ModuleList:
+    kinds = [kind for block in blocks for kind in block]
+    made = nn.ModuleList(MLP(dim) if kind == "ffn" else Causal(dim) for kind in kinds)
+    return made.to(dtype)
+
+
+def make(row: Row | str, blocks: Any = L, dim: int = D, dtype: torch.dtype = torch.float64, **how: Any) -> Topology:
+    return Residual(row if isinstance(row, str) else row.text, dim, blocks, dtype=dtype, **how)
+
+
+def randomise(topology: nn.Module, spread: float = 0.5) -> None:
+    """Every parameter away from its start, so that no claim rests on ones, zeros or symmetric matrices."""
+    with torch.no_grad():
+        for parameter in topology.parameters():
+            parameter.add_(spread * torch.randn_like(parameter))
+
+
+def by_equation(row: Row, topology: Topology, norm: str, blocks, sublayers, x: Tensor, drops: Any = None) -> Tensor:
+    spec = NORMS[norm]
+    bias = spec.kind == "layer" if spec.bias is None else spec.bias
+    P = Parameters(dict(topology.named_parameters()), spec.kind, spec.affine, bias, spec.eps)
+    return row.equation(P, x, stack_of(P, blocks, sublayers, drops))
+
+
+def tensors_of(streams: Any) -> Iterator[Tensor]:
+    """The tensors of any nest of streams."""
+    if isinstance(streams, Tensor):
+        yield streams
+    else:
+        for part in streams:
+            yield from tensors_of(part)
+
+
+def rebuilt(streams: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same nest with other tensors."""
+    return next(tensors) if isinstance(streams, Tensor) else tuple(rebuilt(part, tensors) for part in streams)
