@@ -102,6 +102,7 @@ class World:
             else:
                 shape = (self.size // self.group, self.group)
                 self._mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+                self._mesh._flatten("all")  # lets norms over both axes be one reduction
         return self._mesh
 
     def barrier(self) -> None:

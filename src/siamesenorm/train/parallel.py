@@ -104,7 +104,8 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
 
 def uniform_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Parameter groups split so that each holds parameters of one mesh only: an optimiser's kernels for many
-    tensors at once do not mix whole and sharded ones."""
+    tensors at once do not mix whole and sharded ones.
+    """
     divided = []
     for group in groups:
         parts: dict[Any, list[Tensor]] = defaultdict(list)

@@ -44,7 +44,7 @@ def split_attention(attention: Attention, mesh: DeviceMesh) -> None:
     sizes = [attention.heads * width, attention.kv_heads * width, attention.kv_heads * width]
     reorder(attention.qkv, together(sizes, size))
     attention.heads, attention.kv_heads = attention.heads // size, attention.kv_heads // size
-    plan: dict[str, ParallelStyle] = {"qkv": ColwiseParallel(), "out": RowwiseParallel()}
+    plan: dict[str, ParallelStyle] = {"qkv": ColwiseParallel(), "out": SummedRows()}
     whole_projection = attention.norm_kind == "qk_projection"
     for name in ("q_norm", "k_norm", "v_norm"):
         if getattr(attention, name) is not None:
@@ -61,7 +61,7 @@ def split_ffn(ffn: MLP, mesh: DeviceMesh) -> None:
         raise ConfigError(f"parallel.group: {size} is not allowed for tp; model.ffn_dim = {hidden} is no multiple")
     if ffn.activation == "swiglu":
         reorder(ffn.up, together([hidden, hidden], size))
-    plan: dict[str, ParallelStyle] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    plan: dict[str, ParallelStyle] = {"up": ColwiseParallel(), "down": SummedRows()}
     if ffn.out_norm is not None:
         plan["out_norm"] = SplitNorm(FEATURES, along_features=True)
     parallelize_module(ffn, mesh, plan)
@@ -79,6 +79,21 @@ def reorder(linear: nn.Linear, order: Tensor) -> None:
     for parameter in linear.parameters():
         parameter.copy_(parameter[order.to(parameter.device)])
     setattr(linear, ROW_ORDER, order)
+
+
+class SummedRows(RowwiseParallel):
+    """The last matrix of a sublayer; its output is an ordinary tensor, which fused steps take.
+
+    The style's own sum comes as a promise to be waited for, of another type.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(output_layouts=Partial(), use_local_output=False)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = super()._apply(module, device_mesh)
+        module.register_forward_hook(lambda _, inputs, out: out.redistribute(placements=[Replicate()]).to_local())
+        return module
 
 
 class SplitNorm(ParallelStyle):
