@@ -14,6 +14,7 @@ from siamesenorm.train.distributed import World, check_group
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, gradient_sync, uniform_groups
 from siamesenorm.train.weights import gather_weights
+
 from .tiny import CONFIGS, TinyRun, batch, tiny_model
 from .worlds import run_world
 
