@@ -87,6 +87,21 @@ def topologies(
         command.show_one(Console(), topology, *size)
 
 
+def _register() -> None:
+    """Commands of files that import nothing heavy themselves."""
+    from siamesenorm.commands import data, export, generate, models, recipes, train
+
+    app.command()(models.models)
+    app.command()(recipes.recipes)
+    app.command()(train.train)
+    app.command()(generate.generate)
+    app.command()(export.export)
+    app.add_typer(data.app)
+
+
+_register()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: bad input is one sentence on stderr and 2, never a trace."""
     for output in (sys.stdout, sys.stderr):
@@ -99,13 +114,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except ValueError as error:
-        from siamesenorm.residual import TopologyError
-
-        if not isinstance(error, TopologyError):
+        if not _is_bad_input(error):
             raise
         print(f"siamesenorm: {with_suggestion(str(error))}", file=sys.stderr)
         return EXIT_BAD_INPUT
     return 0
+
+
+def _is_bad_input(error: ValueError) -> bool:
+    """Whether it is one of the library's own errors, whose message is a sentence for people."""
+    from siamesenorm.data.errors import DataError
+    from siamesenorm.residual.errors import TopologyError
+    from siamesenorm.train.errors import ConfigError
+
+    return isinstance(error, (ConfigError, DataError, TopologyError))
 
 
 def _lookalikes(error: UnicodeError) -> tuple[str, int]:

@@ -83,13 +83,24 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, *, rank: int, world_size: int, average: Average) -> dict[str, float]:
-        """Metrics on held-out data; every rank calls it and gets the same."""
+    def evaluate(
+        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+    ) -> dict[str, float]:
+        """Metrics on held-out data; every rank calls it and gets the same. final: after the last step."""
 
     @property
     @abstractmethod
     def units_per_sample(self) -> int:
         """How many of `unit` a sample has."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int:
+        """How many parameters the model has, about, before it is made."""
+
+    @abstractmethod
+    def least_activations(self, recomputed: bool) -> float:
+        """Numbers that backward keeps of one sample, at least; fewer where most are recomputed."""
 
     @abstractmethod
     def flops_per_sample(self, model: nn.Module) -> float:

@@ -13,9 +13,10 @@ from torch import nn
 
 from siamesenorm.data import BatchLoader, TrainingData, ValidationData
 from siamesenorm.data.choices import arithmetic_choices, score_choices
+from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
-from siamesenorm.models.counts import flops_forward
+from siamesenorm.models.counts import activations, flops_forward
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task
@@ -64,7 +65,9 @@ class LanguageEvaluationConfig(Section):
 
     every: int | None = Field(default=1000, ge=1, description="Steps between evaluations, also at the end; null: none.")
     sequences: int | None = Field(default=None, ge=1, description="Sequences of each held-out text; null: all.")
-    batch_size: int | None = Field(default=None, ge=1, description="Sequences a rank at a time; null: as in training.")
+    at_once: int | None = Field(
+        default=None, ge=1, description="Sequences that a rank takes at a time; null: as in training."
+    )
     arithmetic: int = Field(default=0, ge=0, le=10**6, description="Four-choice arithmetic questions; 0: none.")
     arithmetic_digits: int = Field(default=3, ge=1, le=30, description="Digits of sums in these questions.")
     shots: int = Field(default=0, ge=0, le=64, description="Solved problems that stand before each question.")
@@ -105,7 +108,7 @@ class LanguageTask(Task):
         corpora = [open_corpus(name, data, "train") for name in data.train]
         for corpus in corpora:
             if corpus.vocab_size is not None and corpus.vocab_size > self.model_config.vocab_size:
-                raise ValueError(
+                raise DataError(
                     f"model.vocab_size = {self.model_config.vocab_size} is not allowed; "
                     f"it takes {corpus.vocab_size} or more for the tokens of {corpus.name!r}"
                 )
@@ -168,7 +171,9 @@ class LanguageTask(Task):
         return float((batch["labels"] != IGNORED).sum()) if self.data_config.document_masking else None
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, *, rank: int, world_size: int, average: Average) -> dict[str, float]:
+    def evaluate(
+        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+    ) -> dict[str, float]:
         """Perplexity of the held-out texts, together and each, and arithmetic accuracy where asked for."""
         sums = {name: self._sums(model, data, rank, world_size, average) for name, data in self.held_out.items()}
         metrics: dict[str, float] = {}
@@ -182,13 +187,17 @@ class LanguageTask(Task):
             metrics["bits_per_byte"] = nats / math.log(2) / total
         if self.evaluation.arithmetic:
             metrics |= self._arithmetic(model)
+        if final and self.evaluation.lm_eval:
+            from siamesenorm.tasks.harness import run_tasks
+
+            metrics |= run_tasks(model, self.tokenizer, self.evaluation.lm_eval, self.model_config.max_length)
         return metrics
 
     def _sums(
         self, model: nn.Module, data: ValidationData, rank: int, world_size: int, average: Average
     ) -> tuple[float, float]:
         """Nats and scored tokens, of all ranks together up to a common factor."""
-        size = self.evaluation.batch_size or max(1, self.batch_size // world_size)
+        size = self.evaluation.at_once or max(1, self.batch_size // world_size)
         device = next(model.parameters()).device
         nats = torch.zeros((), dtype=torch.float64, device=device)
         tokens = 0
@@ -209,7 +218,9 @@ class LanguageTask(Task):
         settings = Arithmetic(digits=self.evaluation.arithmetic_digits)
         questions = arithmetic_choices(self.evaluation.arithmetic, settings, shots=self.evaluation.shots)
         tokenizer = self.tokenizer
-        score = score_choices(questions, lambda pairs: log_likelihoods(model, tokenizer, pairs))
+        score = score_choices(
+            questions, lambda pairs: log_likelihoods(model, tokenizer, pairs, self.model_config.max_length)
+        )
         by_digits = {f"arithmetic/{digits}_digits": share for digits, share in score.by_digits.items()}
         return {"arithmetic": score.accuracy, "arithmetic_error": score.standard_error, **by_digits}
 
@@ -217,6 +228,22 @@ class LanguageTask(Task):
     def units_per_sample(self) -> int:
         """Tokens of a sequence."""
         return self.data_config.sequence_length
+
+    @property
+    def parameters(self) -> int:
+        """Matrices of blocks, embedding and head; norms are a thousandth."""
+        c = self.model_config
+        inner, inner_kv = c.heads * c.head_width, c.key_heads * c.head_width
+        halves, experts, hidden = 3 if c.activation == "swiglu" else 2, 1, c.ffn_dim
+        if c.moe is not None:
+            experts, hidden = c.moe.experts, c.moe.expert_dim
+        block = c.dim * (2 * inner + 2 * inner_kv) + experts * halves * c.dim * hidden
+        return c.blocks * block + c.vocab_size * c.dim * (1 if c.tied else 2)
+
+    def least_activations(self, recomputed: bool) -> float:
+        """A stream and a reading per sublayer; all the inside too where nothing is recomputed."""
+        kept = 2 * self.model_config.blocks * self.model_config.dim if recomputed else activations(self.model_config)
+        return kept * self.data_config.sequence_length
 
     def flops_per_sample(self, model: nn.Module) -> float:
         """Forward and backward over one sequence; experts that a token is not sent to do not count."""

@@ -15,13 +15,16 @@ LOGITS = 2**24
 
 
 @torch.no_grad()
-def log_likelihoods(model: nn.Module, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[float]:
+def log_likelihoods(
+    model: nn.Module, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], max_length: int
+) -> list[float]:
     """Sum of the log-probabilities of each continuation's tokens.
 
-    The two parts are encoded by themselves; the end-of-document token stands before a context, as in training.
+    The two parts are encoded by themselves; the end-of-document token stands before a context, as in training. Of a
+    context that is too long for `max_length`, the end is seen.
     """
     rows = [
-        ([tokenizer.eos_id, *context], continuation)
+        ([tokenizer.eos_id, *context][-max(1, max_length + 1 - len(continuation)) :], continuation)
         for context, continuation in zip(
             tokenizer.encode_batch([context for context, _ in pairs]),
             tokenizer.encode_batch([continuation for _, continuation in pairs]),

@@ -56,7 +56,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def describe_allowed(field: NamedField) -> str:
-    """What a field takes: ``a whole number from 1``, ``one of cosine, wsd, constant``, ``a number above 0, or null``."""
+    """What a field takes: ``a whole number from 1``, ``one of cosine, wsd, constant``, ``text, or null``."""
     parts = [_describe(part, field.info) for part in alternatives(field.info.annotation) if part is not type(None)]
     return " or ".join(dict.fromkeys(parts)) + (", or null" if field.optional else "")
 
@@ -80,9 +80,9 @@ def _limits(info: FieldInfo) -> str:
     low = high = ""
     for limit in info.metadata:
         if isinstance(limit, annotated_types.Ge):
-            low = f" from {limit.ge:g}"  # type: ignore[str-format]
+            low = f" from {limit.ge:g}"
         elif isinstance(limit, annotated_types.Gt):
-            low = f" above {limit.gt:g}"  # type: ignore[str-format]
+            low = f" above {limit.gt:g}"
         elif isinstance(limit, annotated_types.Le):
             high = f" to {limit.le}"
         elif isinstance(limit, annotated_types.Lt):

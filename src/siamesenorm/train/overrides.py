@@ -34,7 +34,7 @@ def find_field(key: str, fields: dict[str, NamedField]) -> NamedField:
     if key in fields:
         return fields[key]
     ends = [path for path in fields if path.endswith(f".{key}")]
-    shallow = [path for path in ends if path.count(".") == min(map(lambda p: p.count("."), ends), default=0)]
+    shallow = [path for path in ends if path.count(".") == min((p.count(".") for p in ends), default=0)]
     if len(shallow) == 1:
         return fields[shallow[0]]
     if shallow:
