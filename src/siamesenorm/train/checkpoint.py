@@ -306,7 +306,8 @@ def _reason(error: BaseException) -> str:
         if isinstance(seen, OSError) and seen.strerror:
             return seen.strerror.lower() + (f" ({seen.filename})" if seen.filename else "")
         seen = seen.__cause__ or seen.__context__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return "another process was lost" if "gloo" in text else text
 
 
 def _quiet() -> None:
