@@ -90,11 +90,15 @@ def topologies(
 
 def _register() -> None:
     """Commands of files that import nothing heavy themselves."""
-    from siamesenorm.commands import data, evaluate, models
+    from siamesenorm.commands import data, evaluate, export, generate, models, recipes, train
 
     app.command()(models.models)
-    app.add_typer(data.app)
+    app.command()(recipes.recipes)
+    app.command()(train.train)
+    app.command()(generate.generate)
     app.command()(evaluate.evaluate)
+    app.command()(export.export)
+    app.add_typer(data.app)
 
 
 _register()
@@ -124,8 +128,9 @@ def _is_bad_input(error: ValueError) -> bool:
     from siamesenorm.data.errors import DataError
     from siamesenorm.interop.errors import InteropError
     from siamesenorm.residual.errors import TopologyError
+    from siamesenorm.train.errors import ConfigError
 
-    return isinstance(error, (DataError, InteropError, TopologyError))
+    return isinstance(error, (ConfigError, DataError, InteropError, TopologyError))
 
 
 def _lookalikes(error: UnicodeError) -> tuple[str, int]:
