@@ -12,6 +12,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.models.counts import count
 from siamesenorm.tasks import TASKS, find_task
+from siamesenorm.tasks.harness import make_adapter
 from siamesenorm.tasks.language import LanguageTask, perplexity
 from siamesenorm.tasks.likelihood import log_likelihoods, score_rows
 from train.small_runs import tiny
@@ -106,7 +107,7 @@ def test_of_a_long_context_the_end_is_seen():
     model = t.build_model().eval()
     (got,) = log_likelihoods(model, tokenizer, [("x" * 100 + "end", "ab")], 32)
     context = tokenizer.encode("x" * 100 + "end")[-31:]
-    assert got == pytest.approx(score_rows(model, [(context, tokenizer.encode("ab"))])[0], abs=1e-5)
+    assert got == pytest.approx(score_rows(model, [(context, tokenizer.encode("ab"))])[0].total, abs=1e-5)
 
 
 class Calculator(torch.nn.Module):
@@ -144,6 +145,44 @@ def test_evaluation_reports_arithmetic_of_the_training_problems_kind():
     got = evaluate(t, t.build_model())
     assert 0 <= got["arithmetic"] <= 1
     assert {name for name in got if name.startswith("arithmetic/")} == {"arithmetic/1_digits"}
+
+
+class Request:
+    """As the harness hands them over."""
+
+    def __init__(self, *args: str) -> None:
+        self.args = args
+
+
+def test_the_harness_gets_likelihoods_whole_texts_and_what_greedy_decoding_says():
+    t, tokenizer = task("max_length=32"), ByteTokenizer()
+    model = t.build_model().eval()
+    adapter = make_adapter(object, model, tokenizer, 32)
+    ((total, greedy),) = adapter.loglikelihood([Request("abc", "de")])
+    assert total == pytest.approx(log_likelihoods(model, tokenizer, [("abc", "de")], 32)[0])
+    assert greedy is False
+    scores = model(torch.tensor([[256, *b"abc"]])).logits[0, -1]
+    best, worst = int(scores.argmax()), int(scores.argmin())
+    assert [score_rows(model, [([256, *b"abc"], [token])])[0].greedy for token in (best, worst)] == [True, False]
+    text = "a text of more than thirty-two bytes, in pieces"
+    (rolling,) = adapter.loglikelihood_rolling([Request(text)])
+    ids = tokenizer.encode(text)
+    pieces = [([256], ids[:31]), ([ids[30]], ids[31:])]
+    assert rolling == pytest.approx(sum(score_rows(model, [piece])[0].total for piece in pieces), abs=1e-3)
+    assert adapter.loglikelihood_rolling([Request("short")])[0] == pytest.approx(
+        log_likelihoods(model, tokenizer, [("", "short")], 32)[0], abs=1e-4
+    )
+
+
+def test_a_mixture_of_experts_reports_its_balance_and_counts_active_experts():
+    pytest.importorskip("siamesenorm.layers.moe")
+    t = task("model.moe.experts=4", "model.moe.top_k=2", "model.moe.expert_dim=8")
+    model = t.build_model()
+    batch = next(t.loader(rank=0, world_size=1, sample=0, pin_memory=False))
+    metrics = t.loss(model, batch).metrics
+    assert metrics.keys() == {"loss", "balance_loss", "router_entropy"}
+    assert 0.5 < float(metrics["balance_loss"]) < 2
+    assert t.flops_per_sample(model) == pytest.approx(16 * count(t.model_config, length=16).flops_training)
 
 
 # Data ------------------------------------------------------------------------------------------------
