@@ -12,6 +12,8 @@ import lm_eval
 import pytest
 import torch
 from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
@@ -73,6 +75,15 @@ def test_perplexity_is_its_definition(batch_size):
     assert score.word_perplexity == pytest.approx(math.exp(nats / 25))
     assert score.byte_perplexity == score.token_perplexity
     assert score.stderr > 0
+
+
+def test_without_overlap_it_is_the_harness_rolling_likelihood():
+    model, tokenizer = causal_lm(vocab_size=258), byte_tokenizer()
+    judge = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", max_length=16, batch_size=2, device="cpu")
+    request = Instance("loglikelihood_rolling", {}, (TEXT,), 0)
+    (expected,) = judge.loglikelihood_rolling([request], disable_tqdm=True)
+    score = score_text(model, tokenizer, TEXT, window=16, stride=16)
+    assert score.nats == pytest.approx(-expected, rel=1e-5)
 
 
 def test_a_text_that_fits_one_window_is_one_pass():
@@ -269,16 +280,15 @@ def test_missing_extra_is_named(capsys, monkeypatch):
     assert "pip install 'siamesenorm[eval]'" in bad_input(capsys, "anywhere", "--tasks", "olmo")
 
 
-def test_failed_writing_leaves_nothing(tmp_path, monkeypatch):
-    from siamesenorm.commands.evaluate import write_json
-
+def test_failed_writing_leaves_nothing(checkpoint, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
+    (tmp_path / "some.txt").write_text(TEXT)
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_json(tmp_path / "result.json", {})
-    assert not list(tmp_path.iterdir())
+        main(["evaluate", str(checkpoint), "--text", str(tmp_path / "some.txt"), "-o", str(tmp_path / "result.json")])
+    assert [path.name for path in tmp_path.iterdir()] == ["some.txt"]
 
 
 def test_import_stays_light():

@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from siamesenorm.data import ByteTokenizer, train_bpe
 from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.huggingface import byte_tokenizer, export, from_language_model
 from siamesenorm.interop.huggingface.bundle import bundled_files
@@ -198,13 +198,13 @@ def test_special_tokens_of_bytes(tmp_path):
     assert byte_tokenizer(256).eos_token_id is None
 
 
-def test_a_tokenizer_that_comes_as_json(tmp_path):
-    class Ours:
-        eos_token = "<|endoftext|>"
-
-        def to_json(self):
-            return byte_tokenizer().backend_tokenizer.to_str()
-
-    folder = export(language_model(**BYTES), tmp_path / "model", tokenizer=Ours())
-    assert Tokenizer.from_file(str(folder / "tokenizer.json")).encode("hi").ids == [104, 105]
-    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 256
+@pytest.mark.parametrize("name", ["byte", "bpe"])
+def test_the_tokenizers_of_the_data_room(tmp_path, name):
+    texts = ["the cat sat on the mat, the rat sat on the cat", *TEXTS]
+    tokenizer = ByteTokenizer() if name == "byte" else train_bpe(texts * 4, 280)
+    folder = export(language_model(vocab_size=300), tmp_path / "model", tokenizer=tokenizer)
+    loaded = AutoTokenizer.from_pretrained(folder)
+    assert [loaded(text).input_ids for text in texts] == tokenizer.encode_batch(texts)
+    assert [loaded.decode(loaded(text).input_ids) for text in texts] == texts
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == tokenizer.eos_id
+    assert loaded.pad_token_id is not None

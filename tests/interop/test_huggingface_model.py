@@ -164,6 +164,24 @@ def test_labels_shifted_beforehand_replace_labels():
     torch.testing.assert_close(model(ids, shift_labels=shifted).loss, model(ids, labels=ids).loss)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_losses_of_experts_are_in_the_loss(checkpointing):
+    moe = {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0.5, "z_weight": 0.1}
+    model, ids = language_model(moe=moe).train(), tokens()
+    expected = model(ids[:, :-1], labels=ids[:, 1:])
+    grads = torch.autograd.grad(expected.loss, list(model.parameters()))
+    assert expected.loss > expected.cross_entropy + 0.4
+    other = from_language_model(model)
+    if checkpointing:
+        other.gradient_checkpointing_enable({"use_reentrant": False})
+    loss = other(ids[:, :-1], shift_labels=ids[:, 1:], use_cache=False).loss
+    torch.testing.assert_close(loss, expected.loss)
+    torch.testing.assert_close(torch.autograd.grad(loss, list(model.parameters())), grads, rtol=1e-4, atol=1e-6)
+    assert other.eval().generate(ids, max_new_tokens=4, do_sample=False)[:, 11:].tolist() == generate(
+        model.eval(), ids, max_new_tokens=4
+    )
+
+
 # What transformers asks for ------------------------------------------------------------------------------
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import shlex
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,15 +57,20 @@ def evaluate(
     ] = False,
 ) -> None:
     """Score a language model on tasks of lm-evaluation-harness and on texts: a table, and a JSON with the details."""
-    from rich.console import Console
+    from siamesenorm.loading import loading
 
-    from siamesenorm.interop import harness
-    from siamesenorm.interop.errors import InteropError
+    with loading():
+        from rich.console import Console
+
+        from siamesenorm.data.atomic import write_json
+        from siamesenorm.interop import harness
+        from siamesenorm.interop.errors import InteropError
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     if not names and not text:
         raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both")
-    harness.require_eval()
+    with loading():
+        harness.require_eval()
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise InteropError(f"output: {str(output)!r} is not allowed; it takes a file in a folder that is there")
     names = harness.resolve_tasks(names)
@@ -86,20 +90,18 @@ def evaluate(
             "stride": stride or length // 2,
         }
         settings |= {"device": str(loaded.model.device), "dtype": str(loaded.model.dtype).removeprefix("torch.")}
-        write_json(
-            output,
-            {
-                "command": shlex.join(["siamesenorm", *sys.argv[1:]]),
-                "checkpoint": str(checkpoint),
-                "versions": harness.versions(),
-                "settings": settings,
-                "config": loaded.model.config.to_dict(),
-                "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
-                "tasks": {score.task: vars(score) for score in scores},
-                "texts": {str(path): text_json(score) for path, score in measured},
-                "seconds": round(time.time() - started, 3),
-            },
-        )
+        result = {
+            "command": shlex.join(["siamesenorm", *sys.argv[1:]]),
+            "checkpoint": str(checkpoint),
+            "versions": harness.versions(),
+            "settings": settings,
+            "config": loaded.model.config.to_dict(),
+            "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+            "tasks": {score.task: vars(score) for score in scores},
+            "texts": {str(path): text_json(score) for path, score in measured},
+            "seconds": round(time.time() - started, 3),
+        }
+        write_json(output, json.loads(json.dumps(result, default=str)))
         console.print(f"[dim]written to {output}[/dim]")
 
 
@@ -175,20 +177,6 @@ def figure(value: float | None) -> str:
 
 
 def text_json(score: TextScore) -> dict[str, Any]:
-    """A text's figures and what they were made of."""
-    return {**vars(score), **{name: getattr(score, name) for name in PERPLEXITIES}}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """The whole file or none."""
-    text = json.dumps(content, indent=2, default=str) + "\n"
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.absolute().parent, delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).chmod(0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    """A text's figures and what they were made of; JSON has no infinity."""
+    found = {**vars(score), **{name: getattr(score, name) for name in PERPLEXITIES}}
+    return {name: value if value is None or math.isfinite(value) else None for name, value in found.items()}

@@ -48,6 +48,7 @@ def require_eval() -> None:
         if importlib.util.find_spec(module) is None:
             name = module.replace("_", "-")
             raise InteropError(f"evaluate needs the package {name!r}; install it with pip install 'siamesenorm[eval]'")
+    import lm_eval  # noqa: F401  # takes seconds
 
 
 def local_tasks() -> list[str]:
