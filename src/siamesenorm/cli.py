@@ -89,12 +89,14 @@ def topologies(
 
 def _register() -> None:
     """Commands of files that import nothing heavy themselves."""
-    from siamesenorm.commands import data, export, generate, models, recipes, train
+    from siamesenorm.commands import compare, data, export, generate, inspect, models, recipes, train
 
     app.command()(models.models)
     app.command()(recipes.recipes)
+    app.command()(compare.compare)
     app.command()(train.train)
     app.command()(generate.generate)
+    app.command()(inspect.inspect)
     app.command()(export.export)
     app.add_typer(data.app)
 
