@@ -125,7 +125,7 @@ def trace(name: str, x: Sequence[Any], y: Values, color: int, dash: str = "solid
 
 def layout(x: str, y: str, *, log: bool = False, **more: Any) -> Figure:
     """Axes with their titles."""
-    y_axis: Figure = {"title": {"text": y}, **({"type": "log", "exponentformat": "power"} if log else {})}
+    y_axis: Figure = {"title": {"text": y}, **({"type": "log", "dtick": "D2"} if log else {})}
     return {"xaxis": {"title": {"text": x}}, "yaxis": y_axis, **more}
 
 
@@ -168,7 +168,7 @@ def percent(values: Values) -> list[float | None]:
 
 
 def removal(found: Inspection) -> Figure:
-    """Bars: one group of traces a sublayer kind, and the blocks as a line of steps."""
+    """Bars for the sublayers of each kind, a mark for the whole block."""
     assert found.removal is not None
     data: list[Figure] = []
     kinds = list(dict.fromkeys(sublayer.kind for sublayer in found.sublayers))
@@ -179,6 +179,7 @@ def removal(found: Inspection) -> Figure:
         bar["y"] = [found.removal.sublayers[sublayer.index] for sublayer in mine]
         data.append(bar)
     blocks = trace("whole block", list(range(found.blocks)), found.removal.blocks, len(kinds), DASH)
+    blocks |= {"mode": "markers", "marker": {**blocks["marker"], "symbol": "diamond", "size": 8}}
     return {"data": [*data, blocks], "layout": layout("block", "loss rise", barmode="group")}
 
 

@@ -35,8 +35,8 @@ def make_page(found: Inspection) -> Page:
         + (f" of {source['text']}." if "text" in source else "."),
     )
     page.heading("At a glance")
-    loss = [] if found.loss is None else [("loss on this text, nats", number(found.loss))]
-    page.table(("", "found"), [*loss, *notes(found)], words=2)
+    loss = [] if found.loss is None else [("loss", number(found.loss))]
+    page.bullets(f"{name}: {text}" for name, text in (*loss, *notes(found)))
     page.heading("By depth")
     for plot in plots(found):
         page.plot(plot.name, plot.title, plot.about, plot.figure, height=plot.height)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -105,14 +105,14 @@ def notes(found: Inspection) -> Iterator[tuple[str, str]]:
     """What stands out, a line each."""
     is_pair = found.streams == ("x", "y")
     if found.fusion.gains is not None:
-        paper = f"   (paper, 1.3B: {by_stream(PAPER['gains'])})" if is_pair else ""
+        paper = f" (paper, 1.3B: {by_stream(PAPER['gains'])})" if is_pair else ""
         yield "final gains", by_stream(found.fusion.gains) + paper
     if found.lens is not None and found.lens.alone is not None and len(found.streams) > 1:
         ends = {name: values[-1] for name, values in found.lens.alone.items()}
-        paper = f"   (paper, 1.3B: {by_stream(PAPER['lens'], percent)})" if is_pair else ""
+        paper = f" (paper, 1.3B: {by_stream(PAPER['lens'], percent)})" if is_pair else ""
         yield "alone predicts the same", by_stream(ends, percent) + paper
     depths = len(found.similarity.depths)
-    yield "effective depth", by_stream(found.similarity.effective_depth) + f"  of {depths} representations"
+    yield "effective depth", by_stream(found.similarity.effective_depth) + f" of {depths}"
     yield "massive activations", massive(found)
     if found.removal is not None:
         order = sorted(found.sublayers, key=lambda s: -(found.removal.sublayers[s.index] or 0.0))  # type: ignore[union-attr]
@@ -138,10 +138,10 @@ def massive(found: Inspection) -> str:
     return f"{count or 'none'}; largest {number(peak.largest)} = {ratio:.0f} medians: {where}"
 
 
-def by_stream(values: dict[str, float | None] | dict[str, float], form: object = None) -> str:
-    """``x 1.05  y 0.42``."""
-    write = percent if form is percent else number
-    return "  ".join(f"{name} {write(value)}" for name, value in values.items())
+def by_stream(values: Mapping[str, float | None], write: Callable[[float | None], str] | None = None) -> str:
+    """``x 1.05, y 0.42``."""
+    write = write or number
+    return ", ".join(f"{name} {write(value)}" for name, value in values.items())
 
 
 def number(value: float | None) -> str:
