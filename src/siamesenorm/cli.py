@@ -89,11 +89,12 @@ def topologies(
 
 def _register() -> None:
     """Commands of files that import nothing heavy themselves."""
-    from siamesenorm.commands import compare, data, export, generate, inspect, models, recipes, train
+    from siamesenorm.commands import compare, data, export, generate, inspect, models, recipes, report, train
 
     app.command()(models.models)
     app.command()(recipes.recipes)
     app.command()(compare.compare)
+    app.command()(report.report)
     app.command()(train.train)
     app.command()(generate.generate)
     app.command()(inspect.inspect)

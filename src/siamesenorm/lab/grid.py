@@ -25,6 +25,8 @@ from siamesenorm.train.fields import fields_of, shown
 from siamesenorm.train.overrides import find_field
 from siamesenorm.train.recipes import config_class, load_recipe, resolve
 
+GRID = "grid.json"
+"""The file in a grid's folder that says what was asked."""
 LARGEST = 10_000
 """Cells of a grid; more are a slip of the finger."""
 LONGEST = 80

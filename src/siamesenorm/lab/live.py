@@ -39,8 +39,8 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 class LiveTable(Watcher):
     """Shows a plan on a console while an engine works on it."""
 
-    def __init__(self, plan: Sequence[Progress], console: Console, jobs: int) -> None:
-        self.plan, self.console, self.jobs = plan, console, jobs
+    def __init__(self, plan: Sequence[Progress], console: Console) -> None:
+        self.plan, self.console = plan, console
         self.began = self.shown = time.monotonic()
         self.first = sum(progress.step for progress in plan)
         self.live: Live | None = None

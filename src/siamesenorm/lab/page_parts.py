@@ -63,9 +63,11 @@ SCRIPT = """
     copy.plot_bgcolor = "rgba(0,0,0,0)";
     copy.font = Object.assign({ color: colour("--text"), size: narrow ? 11 : 13, family: "system-ui, sans-serif" },
       copy.font);
-    copy.margin = Object.assign(narrow ? { l: 44, r: 8, t: 10, b: 40 } : { l: 60, r: 16, t: 12, b: 48 }, copy.margin);
+    copy.margin = Object.assign(narrow ? { l: 44, r: 8, t: 10, b: 48 } : { l: 60, r: 34, t: 12, b: 60 }, copy.margin);
     copy.legend = Object.assign({ orientation: "h", yanchor: "bottom", y: 1.02, x: 0, bgcolor: "rgba(0,0,0,0)" },
       copy.legend);
+    copy.modebar = { bgcolor: "rgba(0,0,0,0)", color: colour("--dim"), activecolor: colour("--accent"),
+      orientation: "v", remove: ["select2d", "lasso2d", "autoScale2d"] };
     copy.hoverlabel = Object.assign({ bgcolor: colour("--back"), bordercolor: colour("--line"),
       font: { color: colour("--text") } }, copy.hoverlabel);
     ["xaxis", "yaxis"].forEach(function (name) { copy[name] = copy[name] || {}; });

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.lab.cell import read_facts
-from siamesenorm.lab.grid import OWN_OPTIONS, topology_of
+from siamesenorm.lab.grid import GRID, OWN_OPTIONS, topology_of
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.divergence import LEARNT
 from siamesenorm.train.errors import ConfigError
@@ -118,7 +118,7 @@ class Records:
 
 
 def find_runs(paths: Iterable[Path | str]) -> list[Path]:
-    """Run folders among and below the paths."""
+    """Run folders among and below the paths, those of a grid in its order."""
     found: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -131,8 +131,18 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
                 inner.clear()
         if not below:
             raise ConfigError(f"run: {str(path)!r} holds no run; it takes runs, or folders that hold some")
-        found += below
+        order = {name: number for number, name in enumerate(read_grid(path).get("cells", ()))}
+        found += sorted(below, key=lambda folder: order.get(folder.name, len(order)))
     return list(dict.fromkeys(found))
+
+
+def read_grid(folder: Path) -> dict[str, Any]:
+    """What grid.json says, nothing if it is not there."""
+    try:
+        read = json.loads((folder / GRID).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) and isinstance(read.get("cells"), list) else {}
 
 
 def read_run(folder: Path) -> Run:

@@ -136,7 +136,7 @@ def choose_metric(records: Records, wanted: str | None) -> str:
 
 
 def analyse(records: Records, *, metric: str | None = None, baseline: str | None = None) -> Analysis:
-    """Compare every topology with the baseline, by default the first one."""
+    """Compare every topology with the baseline, by default the first one of the runs."""
     topologies = records.topologies
     if baseline is not None and baseline not in topologies:
         raise ConfigError(f"--baseline: {baseline!r} is not among the runs; it takes one of {', '.join(topologies)}")
