@@ -1,6 +1,5 @@
 """``siamesenorm inspect``: what it reads, shows and writes, and how it refuses."""
 
-import builtins
 import hashlib
 import io
 import json
@@ -22,6 +21,7 @@ from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks.corpora import save_tokenizer_of
 from siamesenorm.train.folder import WEIGHTS, RunFolder
 from siamesenorm.train.recipes import resolve
+from siamesenorm.train.trained import open_language_model
 from siamesenorm.train.weights import export_weights
 
 from .stacks import ids, tiny_lm
@@ -65,6 +65,18 @@ def test_a_text_of_ones_own_is_read_from_its_start(run, tmp_path):
 def test_a_short_text_is_one_short_sequence(run, tmp_path):
     (tmp_path / "short.txt").write_text("2+2=4")
     assert open_source(run, tmp_path / "short.txt", 2048).batch["input_ids"].shape == (1, 6)  # with its end
+
+
+def test_an_exported_model_gives_the_numbers_of_its_run(run, tmp_path):
+    huggingface = pytest.importorskip("siamesenorm.interop.huggingface", exc_type=ImportError)
+    trained = open_language_model(run)
+    huggingface.export(trained.model, tmp_path / "exported", tokenizer="byte", remote_code=False)
+    (tmp_path / "mine.txt").write_text("12+34=46\n" * 40)
+    found = []
+    for folder in (run, tmp_path / "exported"):
+        source = open_source(folder, tmp_path / "mine.txt", 32)
+        found.append(inspect(source.model, source.batch))
+    assert found[0] == found[1]
 
 
 # What it shows and writes ------------------------------------------------------------------------------
@@ -177,19 +189,15 @@ def test_a_folder_of_another_kind_of_model_is_refused(tmp_path, capsys):
 
 def test_an_exported_model_without_transformers_names_the_extra(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "siamesenorm"}')
-    for name in [name for name in sys.modules if name.startswith(("transformers", "siamesenorm.interop.huggingface"))]:
-        monkeypatch.delitem(sys.modules, name)
-    importing = builtins.__import__
-
-    def without(name, *arguments, **more):
-        if name.partition(".")[0] == "transformers":
-            raise ImportError("No module named 'transformers'", name="transformers")
-        return importing(name, *arguments, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    message = refused(capsys, tmp_path)
+    monkeypatch.setitem(sys.modules, "siamesenorm.interop.huggingface", None)  # as if it could not be imported
+    message = refused(capsys, tmp_path, "--json")
     assert "needs the package 'transformers'" in message
     assert "pip install 'siamesenorm[hf]'" in message
+
+
+def test_without_plotly_one_is_told_before_the_work(run, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install plotly" in refused(capsys, run)
 
 
 def test_weights_of_another_shape_are_refused(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,13 +55,16 @@ def inspect(
     for folder in (out, out.parent if out is not None else None):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise InspectionError(f"--out: {str(folder)!r} is a file; it takes a folder")
+    writes = not as_json or out is not None or show
+    if writes and importlib.util.find_spec("plotly") is None:
+        raise InspectionError("--out: the page needs the package 'plotly'; pip install plotly, or take --json")
     source = open_source(run, text, tokens)
     found = measure(source, removal, Console(stderr=True))
     if as_json:
         typer.echo(found.to_json(), nl=False)
     else:
         show_tables(Console(), found)
-    if as_json and out is None and not show:
+    if not writes:
         return
     from siamesenorm.lab.inspection.report import write_report
 

@@ -67,7 +67,7 @@ def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
     for each in texts:
         if each.vocab_size is not None and each.vocab_size > size:
             raise InspectionError(f"text: {each.name!r} has {each.vocab_size} kinds of tokens; the model knows {size}")
-    length = max(1, min(found.sequence_length, max(map(len, texts))))
+    length = max(1, min(found.sequence_length, tokens, max(map(len, texts))))
     batch = join([_batch(each, length, tokens // len(texts), found.document_masking) for each in texts])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ids = batch["input_ids"].numpy()
@@ -127,11 +127,17 @@ def _open_huggingface(folder: Path) -> Opened:
             f"run: {str(folder)!r} is a Hugging Face folder and needs the package 'transformers'; "
             f"install it with pip install 'siamesenorm[hf]'"
         ) from None
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         loaded = package.SiameseNormForCausalLM.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except Exception as error:  # whatever transformers and safetensors say of a damaged folder
         reason = " ".join(str(error).split())[:200]
         raise InspectionError(f"run: {str(folder)!r} cannot be read: {reason}") from None
+    finally:
+        if shows_progress:
+            logging.enable_progress_bar()
     model: LanguageModel = package.to_language_model(loaded).float().eval()
     if (folder / FILE).is_file():
         tokenizer = load_tokenizer(folder / FILE, _end_token(folder))
