@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import functools
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -105,13 +106,19 @@ def _register() -> None:
 _register()
 
 
+@functools.cache
+def _command() -> Callable[..., object]:
+    """The tree of all commands, made once a process."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: bad input is one sentence on stderr and 2, never a trace."""
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, io.TextIOWrapper) and output.errors == "strict":
             output.reconfigure(errors="lookalikes")
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="siamesenorm")
+        _command()(args=None if arguments is None else list(arguments), prog_name="siamesenorm")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:

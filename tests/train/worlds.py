@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +18,7 @@ import torch.distributed as dist
 from siamesenorm.train.config import ParallelConfig
 from siamesenorm.train.distributed import World
 
-PATIENCE = 240.0
+PATIENCE = 120.0
 """Seconds after which a world counts as hung."""
 
 
@@ -58,7 +61,9 @@ def _receive(pipe: Any) -> tuple[Any, str | None]:
 def _process(
     sender: Any, rank: int, size: int, port: int, parallel: ParallelConfig, work: Callable[..., Any], args: Any
 ) -> None:
+    gc.freeze()  # what the test left behind must not be collected here: a store would wait for a thread it has not
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(PATIENCE / 2, file=sys.__stderr__)
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),

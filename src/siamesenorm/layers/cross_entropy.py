@@ -48,6 +48,8 @@ def linear_cross_entropy(
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
+        if dtype == torch.float16:
+            dtype = torch.float32  # gradients are made before the loss scale reaches them, and would vanish in float16
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     counted = (labels != ignore_index).sum().clamp(min=1) if reduction == "mean" else labels.new_ones(())
     chunk = chunk or chunk_tokens(weight.shape[0])
@@ -112,6 +114,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = ctx.saved_tensors
         # Looking at the number costs nothing on a CPU and saves a pass over the head's gradient.
-        if grad.device.type != "cpu" or grad.item() != 1:
+        if torch.compiler.is_compiling() or grad.device.type != "cpu" or grad.item() != 1:
             grads = tuple(None if g is None else g * grad.to(g.dtype) for g in grads)
         return *grads, None, None, None, None, None

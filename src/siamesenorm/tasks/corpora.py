@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from siamesenorm.data.arithmetic import Arithmetic
 from siamesenorm.data.atomic import write_json
 from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.errors import DataError
@@ -54,6 +55,15 @@ def open_held_out(data: TextDataConfig) -> list[Tokens]:
             f"data.validation: {data.train[0]!r} holds out no text; name some to evaluate on, or evaluation.every=null"
         )
     return found
+
+
+def arithmetic_settings(data: TextDataConfig) -> Arithmetic:
+    """What arithmetic questions are made of: a training corpus's own settings, whose held-out problems they are."""
+    for name in data.train:
+        base, _, options = name.partition(":")
+        if base == "arithmetic" and is_embedded(name):
+            return Arithmetic.parse(options)
+    return Arithmetic()
 
 
 def tokenizer_of(data: TextDataConfig) -> Tokenizer:

@@ -11,7 +11,7 @@ from torch import nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import Tokenizer
-from siamesenorm.tasks.likelihood import log_likelihoods, score_rows
+from siamesenorm.tasks.likelihood import likelihoods, score_rows
 
 
 def check_tasks(names: Sequence[str]) -> None:
@@ -45,9 +45,8 @@ def make_adapter(base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_le
 
     class Adapter(base):
         def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-            pairs = [request.args for request in requests]
-            totals = log_likelihoods(model, tokenizer, pairs, max_length)
-            return [(total, False) for total in totals]  # whether greedy decoding would say it is not asked by metrics
+            found = likelihoods(model, tokenizer, [request.args for request in requests], max_length)
+            return [(each.total, each.greedy) for each in found]
 
         def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
             return [self._whole(request.args[0]) for request in requests]
@@ -59,7 +58,7 @@ def make_adapter(base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_le
                 ([tokenizer.eos_id] if start == 0 else [ids[start - 1]], ids[start : start + max_length - 1])
                 for start in starts
             ]
-            return sum(score_rows(model, [row])[0] for row in rows)
+            return sum(score_rows(model, [row])[0].total for row in rows)
 
         def generate_until(self, requests: Sequence[Any]) -> list[str]:
             raise NotImplementedError("tasks that generate text are evaluated after export: siamesenorm export --to hf")

@@ -20,7 +20,7 @@ from siamesenorm.models.counts import activations, flops_forward
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task
-from siamesenorm.tasks.corpora import open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
+from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.likelihood import log_likelihoods
 
 FREQUENCY_TOKENS = 2**18
@@ -69,7 +69,6 @@ class LanguageEvaluationConfig(Section):
         default=None, ge=1, description="Sequences that a rank takes at a time; null: as in training."
     )
     arithmetic: int = Field(default=0, ge=0, le=10**6, description="Four-choice arithmetic questions; 0: none.")
-    arithmetic_digits: int = Field(default=3, ge=1, le=30, description="Digits of sums in these questions.")
     shots: int = Field(default=0, ge=0, le=64, description="Solved problems that stand before each question.")
     lm_eval: Texts = Field(default=(), description="Tasks of the lm-evaluation-harness (extra: eval), at the end.")
 
@@ -213,9 +212,7 @@ class LanguageTask(Task):
         return data.tokens.text_bytes is not None and not data.document_masking and data.scored() == len(data.tokens)
 
     def _arithmetic(self, model: nn.Module) -> dict[str, float]:
-        from siamesenorm.data.arithmetic import Arithmetic
-
-        settings = Arithmetic(digits=self.evaluation.arithmetic_digits)
+        settings = arithmetic_settings(self.data_config)
         questions = arithmetic_choices(self.evaluation.arithmetic, settings, shots=self.evaluation.shots)
         tokenizer = self.tokenizer
         score = score_choices(

@@ -17,9 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
-import secrets
 import shutil
 import threading
 import warnings
@@ -28,23 +25,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
-from siamesenorm.data.atomic import sync_folder, write_json
+from siamesenorm.train.checkpoint_folder import PROGRESS, CheckpointFolder
 from siamesenorm.train.distributed import World
-from siamesenorm.train.manifest import MANIFEST, CheckpointError, Damage, Manifest, check, record
-from siamesenorm.train.sharded_files import INDEX, ShardReader, ShardWriter, read_sizes
+from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
+from siamesenorm.train.sharded_files import ShardReader, ShardWriter, read_sizes
 from siamesenorm.train.training_state import Restoring, State, flatten
 from siamesenorm.train.weights import export_weights, gather_weights
 
 __all__ = ["Checkpoint", "CheckpointError", "CheckpointStore", "export_weights", "gather_weights"]
 
-PROGRESS = "progress.json"
-RUN = "run.json"
-NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
-PARTIAL = ".partial"
 log = logging.getLogger("siamesenorm")
 
 
@@ -78,12 +73,12 @@ class CheckpointStore:
     ) -> None:
         if keep < 1:
             raise CheckpointError(f"keep: {keep} is not allowed; it takes 1 or more")
-        self.folder, self.keep, self.world = Path(folder), keep, world or World()
+        self.folder, self.world = Path(folder), world or World()
+        self._places = CheckpointFolder(self.folder, keep)
         self._report = report or log.warning
         self._channel = self.world.new_group()  # the writing thread's own: training talks on the other at the time
         self._writing: threading.Thread | None = None
         self._failure: str | None = None
-        self._known_good: set[Path] = set()
 
     # Saving --------------------------------------------------------------------------------------------
 
@@ -127,18 +122,19 @@ class CheckpointStore:
             self._failure = f"checkpoint of step {step} was not saved: {_reason(error)}"
 
     def _write_together(self, step: int, tensors: dict[str, Tensor], progress: str) -> str | None:
-        partial, sequence, problem = self._together(lambda: self._begin(step))
-        entries: list[dict[str, Any]] = []
+        partial, sequence, problem = self._together(lambda: self._places.begin(step))
+        files: dict[str, Entry] = {}
         if problem is None:
             try:
                 self._write_shards(partial, tensors)
-                own = [path.name for path in partial.glob(f"__{self.world.rank}_*")]
-                entries, problem = self.world.gather(record(partial, own), self._channel), None
-            except dcp.CheckpointException as error:  # raised on all processes when one of them fails
+            except CheckpointException as error:  # raised on all processes when one of them fails
                 problem = _reason(error)
         if problem is None:
-            files = {name: entry for part in entries for name, entry in part.items()}
-            _, _, problem = self._together(lambda: self._publish(partial, step, sequence, files, progress))
+            files, problem = self._record_shards(partial)
+        if problem is None:
+            _, _, problem = self._together(
+                lambda: self._places.publish(partial, step, sequence, self.world.size, files, progress)
+            )
         if problem is None:
             return None
         if self.world.is_main:
@@ -155,93 +151,44 @@ class CheckpointStore:
                 result = (Path(), 0, _reason(error))
         return self.world.from_main(result, self._channel)
 
-    def _begin(self, step: int) -> tuple[Path, int]:
-        """An empty folder to write into, and the number of the checkpoint; clears what killed writers left."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob(f".step-*{PARTIAL}"):
-            shutil.rmtree(left, ignore_errors=True)
-        known = sorted((m.sequence, m.run) for m in self._manifests().values() if m is not None)
-        sequence, run = known[-1] if known else (0, secrets.token_hex(8))
-        if self._run() is None:
-            write_json(self.folder / RUN, {"run": run})
-        partial = self.folder / f".step-{step:08d}{PARTIAL}"
-        partial.mkdir()
-        return partial, sequence + 1
-
     def _write_shards(self, partial: Path, tensors: dict[str, Tensor]) -> None:
         _quiet()
-        planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
+        planner = DefaultSavePlanner(flatten_state_dict=False)
         alone = self.world.size == 1
-        dcp.save(
+        save_shards(
             tensors, storage_writer=ShardWriter(partial), planner=planner, process_group=self._channel, no_dist=alone
         )
 
-    def _publish(
-        self, partial: Path, step: int, sequence: int, files: dict[str, Any], progress: str
-    ) -> tuple[Path, int]:
-        (partial / PROGRESS).write_text(progress)
-        with open(partial / PROGRESS, "rb") as file:
-            os.fsync(file.fileno())
-        files = dict(sorted((files | record(partial, (INDEX, PROGRESS))).items()))
-        Manifest(self._run() or "", step, sequence, self.world.size, files).write(partial)
-        sync_folder(partial)
-        place, again = self.folder / f"step-{step:08d}", 2
-        while place.exists():  # this step was saved before: damaged, or left by a return to an earlier step
-            place, again = self.folder / f"step-{step:08d}-{again}", again + 1
-        os.rename(partial, place)
-        sync_folder(self.folder)
-        self._known_good.add(place)
-        self._remove_old()
-        return place, sequence
-
-    def _remove_old(self) -> None:
-        """Remove what is older than `keep` checkpoints that this process itself wrote or verified."""
-        found = self._manifests()
-        numbers = {path: manifest.sequence for path, manifest in found.items() if manifest is not None}
-        good = sorted((path for path in self._known_good if path in numbers), key=numbers.__getitem__, reverse=True)
-        if len(good) < self.keep:
-            return
-        oldest_kept = numbers[good[self.keep - 1]]
-        for path in found:
-            if numbers.get(path, -1) < oldest_kept:
-                doomed = path.with_name(f".{path.name}{PARTIAL}")  # first out of sight, then gone
-                os.rename(path, doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
-                self._known_good.discard(path)
+    def _record_shards(self, partial: Path) -> tuple[dict[str, Entry], str | None]:
+        """Sizes and SHA-256 of all shards, each read by the process that wrote it."""
+        mine: dict[str, Entry] | str
+        try:
+            mine = record(partial, (path.name for path in partial.glob(f"__{self.world.rank}_*")))
+        except OSError as error:
+            mine = _reason(error)
+        files: dict[str, Entry] = {}
+        for part in self.world.gather(mine, self._channel):
+            if isinstance(part, str):
+                return {}, part
+            files |= part
+        return files, None
 
     # Finding and loading -------------------------------------------------------------------------------
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; damaged ones are reported and passed over. All processes call this."""
         self.finish()
-        candidates, problems = self.world.from_main(self._candidates() if self.world.is_main else ([], []))
-        for folder in candidates:
-            manifest = Manifest.read(folder)
+        candidates, problems = self.world.from_main(self._places.candidates() if self.world.is_main else ([], []))
+        for folder, manifest in candidates:
             mine = dict(list(manifest.files.items())[self.world.rank :: self.world.size])
             damage = next(filter(None, self.world.gather(check(folder, mine))), None)
             if damage is None:
                 self._tell(problems, "the newest complete one is taken")
-                self._known_good.add(folder)
+                self._places.found_good(folder)
                 return Checkpoint(folder, manifest)
             problems.append(damage)
         self._tell(problems, "no complete checkpoint is left")
         return None
-
-    def _candidates(self) -> tuple[list[Path], list[str]]:
-        """Folders with a readable manifest of this run, newest first, and what is wrong with the others."""
-        numbers: dict[Path, int] = {}
-        problems, run = [], self._run()
-        for path in self._folders():
-            try:
-                manifest = Manifest.read(path)
-            except Damage as damage:
-                problems.append(str(damage))
-                continue
-            if run is not None and manifest.run != run:
-                problems.append(f"{path / MANIFEST} is of run {manifest.run!r} instead of {run!r}")
-                continue
-            numbers[path] = manifest.sequence
-        return sorted(numbers, key=numbers.__getitem__, reverse=True), problems
 
     def load(self, checkpoint: Checkpoint, state: State) -> dict[str, Any]:
         """Fill the state from a checkpoint, in place, and return its progress. All processes call this.
@@ -251,9 +198,9 @@ class CheckpointStore:
         """
         _quiet()
         restoring = Restoring(state, read_sizes(checkpoint.folder))
-        planner = dcp.DefaultLoadPlanner(flatten_state_dict=False)
+        planner = DefaultLoadPlanner(flatten_state_dict=False)
         alone = self.world.size == 1
-        dcp.load(
+        load_shards(
             restoring.places,
             storage_reader=ShardReader(checkpoint.folder),
             planner=planner,
@@ -267,38 +214,15 @@ class CheckpointStore:
             state["progress"].update(progress)
         return progress
 
-    def names(self, checkpoint: Checkpoint) -> dict[str, torch.Size]:
-        """Names and sizes of the tensors in a checkpoint."""
-        return read_sizes(checkpoint.folder)
-
     def _tell(self, problems: list[str], consequence: str) -> None:
         if self.world.is_main:
             for problem in problems:
                 self._report(f"damaged checkpoint: {problem}; {consequence}")
 
-    def _folders(self) -> list[Path]:
-        return sorted(p for p in self.folder.glob("step-*") if NAME.fullmatch(p.name)) if self.folder.is_dir() else []
-
-    def _manifests(self) -> dict[Path, Manifest | None]:
-        found: dict[Path, Manifest | None] = {}
-        for path in self._folders():
-            try:
-                found[path] = Manifest.read(path)
-            except Damage:
-                found[path] = None
-        return found
-
-    def _run(self) -> str | None:
-        """The run's identity, made at its first save; where its file is unreadable, the manifests give it again."""
-        try:
-            return str(json.loads((self.folder / RUN).read_bytes())["run"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
 
 def _reason(error: BaseException) -> str:
     """Why a save failed, in a few words: the system's own where there are any."""
-    if isinstance(error, dcp.CheckpointException):
+    if isinstance(error, CheckpointException):
         rank, (error, _) = min(error.failures.items())
         return f"process {rank}: {_reason(error)}" if len(error.args) else _reason(error)
     seen: BaseException | None = error
@@ -306,7 +230,8 @@ def _reason(error: BaseException) -> str:
         if isinstance(seen, OSError) and seen.strerror:
             return seen.strerror.lower() + (f" ({seen.filename})" if seen.filename else "")
         seen = seen.__cause__ or seen.__context__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return "another process was lost" if "gloo" in text else text
 
 
 def _quiet() -> None:

@@ -131,7 +131,9 @@ class DivergenceConfig(Section):
     spike_steps: int = Field(
         default=5, ge=1, description="Spikes in a row after which stop and rollback act; skip acts at the first."
     )
-    window: int = Field(default=50, ge=2, le=100_000, description="Steps that medians and plateaus are taken over.")
+    history: int = Field(
+        default=50, ge=2, le=100_000, description="Steps that medians are taken over; plateaus over four times as many."
+    )
     plateau: float | None = Field(
         default=0.1,
         ge=0,

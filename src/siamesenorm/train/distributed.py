@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from siamesenorm.train.errors import ConfigError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 TIMEOUT = 600.0
+CHANNEL_TIMEOUT = 7200.0
 MESH_NAMES = {"hsdp": ("replicate", "shard"), "tp": ("data", "tensor")}
 
 
@@ -143,8 +145,14 @@ class World:
         return values[0]
 
     def new_group(self) -> dist.ProcessGroup | None:
-        """A second channel on the CPU, for a thread that talks while the first one is in use."""
-        return dist.new_group(backend="gloo", timeout=self.timeout) if self.size > 1 else None
+        """A second channel on the CPU, for a thread that talks while the first one is in use.
+
+        It waits longer: what the thread does (writing to a slow disk) may take its time. A process that dies is
+        noticed at once all the same, by its broken connections.
+        """
+        if self.size == 1:
+            return None
+        return dist.new_group(backend="gloo", timeout=max(self.timeout, timedelta(seconds=CHANNEL_TIMEOUT)))
 
 
 def choose_device(wish: str, local_rank: int) -> torch.device:
@@ -174,7 +182,7 @@ def check_group(mode: str, size: int, local_size: int, group: int | None) -> int
     return group
 
 
-def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
+def open_store(rank: int, size: int, timeout: timedelta) -> Store:
     """The key-value store through which processes find each other, with names of its own for every restart.
 
     torchrun may keep one store through all restarts of its workers. Without the prefix a restarted process can read
@@ -183,7 +191,7 @@ def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
     host, port = os.environ.get("MASTER_ADDR", "localhost"), _number("MASTER_PORT", 29500)
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             host, port, size, is_master=rank == 0 and not by_agent, timeout=timeout, multi_tenant=not by_agent
         )
     except (dist.DistError, RuntimeError, socket.gaierror) as error:
@@ -191,7 +199,7 @@ def open_store(rank: int, size: int, timeout: timedelta) -> dist.Store:
             f"MASTER_ADDR, MASTER_PORT: no process answers at {host}:{port} ({str(error).splitlines()[0]})"
         ) from None
     run, restart = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"siamesenorm/{run}/{restart}", store)
+    return PrefixStore(f"siamesenorm/{run}/{restart}", store)
 
 
 def _number(variable: str, default: int) -> int:

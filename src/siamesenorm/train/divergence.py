@@ -40,7 +40,7 @@ class DivergenceMonitor:
 
     def __init__(self, config: DivergenceConfig, warmup: int, chance_loss: float | None) -> None:
         self.config, self.warmup, self.chance_loss = config, warmup, chance_loss
-        self.losses: deque[float] = deque(maxlen=4 * config.window)
+        self.losses: deque[float] = deque(maxlen=4 * config.history)
         self.spikes = self.skipped = self.rollbacks = 0
 
     def judge(self, step: int, loss: float, grad_norm: float) -> Verdict | None:
@@ -49,15 +49,15 @@ class DivergenceMonitor:
             return Verdict("non_finite", f"the loss is {loss}")
         if not math.isfinite(grad_norm):
             return Verdict("non_finite", f"the gradient norm is {grad_norm}")
-        recent = list(self.losses)[-self.config.window :]
-        if self.config.spike is not None and len(recent) >= min(self.config.window, 10):
+        recent = list(self.losses)[-self.config.history :]
+        if self.config.spike is not None and len(recent) >= min(self.config.history, 10):
             median = statistics.median(recent)
             if loss > median + self.config.spike:
                 return Verdict("spike", f"the loss is {loss:.3f}, after a median of {median:.3f}")
         return self._plateau(step)
 
     def _plateau(self, step: int) -> Verdict | None:
-        length = 4 * self.config.window
+        length = 4 * self.config.history
         if self.config.plateau is None or self.chance_loss is None or len(self.losses) < length:
             return None
         if step <= self.warmup + length:

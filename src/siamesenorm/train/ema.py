@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from siamesenorm.train.parallel import by_mesh
+
 
 class WeightAverage:
     """A second set of a model's weights, in float32 beside the first."""
@@ -20,8 +22,9 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Take the weights of a finished step in."""
-        weights = [parameter.detach() for parameter in self._parameters.values()]
-        torch._foreach_lerp_(list(self.average.values()), weights, 1 - self.decay)
+        weights = by_mesh(parameter.detach() for parameter in self._parameters.values())
+        for averages, part in zip(by_mesh(self.average.values()), weights, strict=True):
+            torch._foreach_lerp_(averages, part, 1 - self.decay)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

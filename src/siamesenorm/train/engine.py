@@ -89,7 +89,8 @@ class Engine:
     def gradients(self, step: int) -> dict[str, Tensor]:
         """Forward and backward of the batch in its parts; means of the task's metrics."""
         self._seed(step)
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         parts = split_batch(self.batch, self.config.train.accumulation)
         shares = self._shares(parts)

@@ -103,31 +103,28 @@ def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
 
 
 def uniform_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups split so that each holds parameters of one mesh only: an optimiser's kernels for many
-    tensors at once do not mix whole and sharded ones.
-    """
-    divided = []
-    for group in groups:
-        parts: dict[Any, list[Tensor]] = defaultdict(list)
-        for parameter in group["params"]:
-            parts[_mesh_of(parameter)].append(parameter)
-        divided += [{**group, "params": part} for part in parts.values()]
-    return divided
+    """Parameter groups split so that each holds parameters of one mesh only, as an optimiser's fused kernels need."""
+    return [{**group, "params": part} for group in groups for part in by_mesh(group["params"])]
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors apart by what they are sharded over, so that the kernels for many at once can take each list."""
+    parts: dict[Any, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        parts[tensor.device_mesh if isinstance(tensor, DTensor) else None].append(tensor)
+    return list(parts.values())
 
 
 @torch.no_grad()
 def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
     """Scale all gradients so that their norm over the whole model is at most `max_norm`; returns it as it was."""
-    parts: dict[Any, list[Tensor]] = defaultdict(list)
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parts[_mesh_of(parameter.grad)].append(parameter.grad)
-    norms = [_norm(grads) for grads in parts.values()]
+    parts = by_mesh(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+    norms = [_norm(grads) for grads in parts]
     if not norms:
         return torch.zeros(())
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for grads in parts.values():
+    for grads in parts:
         torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in grads], scale)
     return total
 
@@ -135,8 +132,3 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
 def _norm(grads: list[Tensor]) -> Tensor:
     norm = nn.utils.get_total_norm(grads)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _mesh_of(tensor: Tensor) -> Any:
-    """What tensors must have in common to be handled at once."""
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
