@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from siamesenorm.lab.figures import colours
+from siamesenorm.lab.figures import colours, short_text
 from siamesenorm.lab.records import Records
 from siamesenorm.lab.statistics import Analysis
 from siamesenorm.train.errors import ConfigError
@@ -44,7 +45,13 @@ def export_figures(records: Records, analysis: Analysis, out: Path, formats: Ite
 
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    drawings = {"curves": curves, "learning_rate": learning_rate, "differences": differences, "cost": cost}
+    drawings = {
+        "curves": curves,
+        "learning_rate": learning_rate,
+        "differences": differences,
+        "heat_map": heat_map,
+        "cost": cost,
+    }
     written = []
     for name, draw in drawings.items():
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
@@ -111,6 +118,22 @@ def differences(axes: Axes, records: Records, analysis: Analysis) -> bool:
     axes.invert_yaxis()
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_xlabel(plain(f"{analysis.metric} minus {analysis.baseline}'s"))
+    return bool(rows)
+
+
+def heat_map(axes: Axes, records: Records, analysis: Analysis) -> bool:
+    """A row for every topology and setting, a column for every learning rate."""
+    rows = [(r.topology, r.setting) for r in analysis.ranges]
+    places = [[analysis.place(*row, lr) for lr in records.lrs] for row in rows]
+    means = [[math.nan if p is None or p.mean is None else p.mean for p in row] for row in places]
+    axes.imshow(means, aspect="auto", cmap="viridis" if analysis.higher_is_better else "viridis_r")
+    for y, row in enumerate(places):
+        for x, place in enumerate(row):
+            box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1.5}
+            axes.text(x, y, plain(short_text(place)), ha="center", va="center", fontsize=8, bbox=box)
+    axes.set_xticks(range(len(records.lrs)), [f"{lr:g}" for lr in records.lrs])
+    axes.set_yticks(range(len(rows)), [plain(", ".join(filter(None, row))) for row in rows], fontsize=8)
+    axes.set_xlabel("peak learning rate")
     return bool(rows)
 
 
