@@ -45,11 +45,15 @@ def run(tmp_path_factory):
 # What it reads ---------------------------------------------------------------------------------------
 
 
-def test_a_run_is_read_on_its_own_held_out_text(run):
+def test_a_run_is_read_on_its_own_held_out_text_from_start_to_end(run):
     source = open_source(run, None, 256)
     held_out = embedded_tokens("arithmetic", "validation")
-    assert source.batch["labels"].shape == (8, 32)
-    assert source.batch["labels"].flatten().tolist() == held_out.read(0, 256).tolist()
+    inputs, labels = source.batch["input_ids"], source.batch["labels"]
+    assert inputs.shape == labels.shape == (8, 32)
+    assert inputs[0].tolist() == held_out.read(0, 32).tolist()
+    assert labels[-1].tolist() == held_out.read(len(held_out) - 32, len(held_out)).tolist()
+    assert torch.equal(inputs[:, 1:], labels[:, :-1])
+    assert len({tuple(row) for row in inputs.tolist()}) == 8
     assert source.facts["step"] == 7
     expected = hashlib.sha256(source.batch["input_ids"].numpy().astype("<i8").tobytes()).hexdigest()
     assert source.facts["ids_sha256"] == expected

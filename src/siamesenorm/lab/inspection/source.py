@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from siamesenorm.data import ValidationData
 from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.packing import make_batch
 from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
 from siamesenorm.lab.inspection.errors import InspectionError
@@ -68,7 +70,7 @@ def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
         if each.vocab_size is not None and each.vocab_size > size:
             raise InspectionError(f"text: {each.name!r} has {each.vocab_size} kinds of tokens; the model knows {size}")
     length = max(1, min(found.sequence_length, tokens, max(map(len, texts))))
-    batch = join([_batch(each, length, tokens // len(texts), found.document_masking) for each in texts])
+    batch = join([_batch(each, length, tokens // len(texts), found.document_masking, text is None) for each in texts])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ids = batch["input_ids"].numpy()
     facts = {
@@ -176,8 +178,12 @@ def read_text(file: Path, tokenizer: Tokenizer, tokens: int) -> Tokens:
     return tokens_in_memory([text], tokenizer, str(file))
 
 
-def _batch(tokens: Tokens, length: int, wanted: int, document_masking: bool) -> dict[str, Tensor]:
+def _batch(tokens: Tokens, length: int, wanted: int, document_masking: bool, spread: bool) -> dict[str, Tensor]:
+    """Sequences from the start of a text, or spread evenly over it where it has more than are wanted."""
     sequences = max(1, round(wanted / length))
+    if spread and len(tokens) > sequences * length:
+        starts = np.arange(sequences) * (len(tokens) - length - 1) // max(1, sequences - 1)
+        return make_batch(tokens.gather(starts, length + 1), tokens.eos_id if document_masking else None)
     data = ValidationData(tokens, length, document_masking=document_masking, sequences=sequences)
     (batch,) = data.batches(data.sequences)
     return batch
