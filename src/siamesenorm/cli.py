@@ -91,11 +91,25 @@ def topologies(
 
 def _register() -> None:
     """Commands of files that import nothing heavy themselves."""
-    from siamesenorm.commands import data, evaluate, export, generate, models, recipes, train
+    from siamesenorm.commands import (
+        compare,
+        data,
+        evaluate,
+        export,
+        generate,
+        inspect,
+        models,
+        recipes,
+        report,
+        train,
+    )
 
-    app.command()(models.models)
-    app.command()(recipes.recipes)
+    app.command()(compare.compare)
+    app.command()(report.report)
+    app.command()(inspect.inspect)
     app.command()(train.train)
+    app.command()(recipes.recipes)
+    app.command()(models.models)
     app.command()(generate.generate)
     app.command()(evaluate.evaluate)
     app.command()(export.export)

@@ -1,0 +1,154 @@
+"""A comparison from the question to the report: what ``siamesenorm compare`` does, for Python too.
+
+prepared = prepare_grid(Grid("lm-tiny", ("pre", "siamese"), (4e-3, 1.6e-2), seeds=(0, 1, 2)), "runs/mine")
+local_engine(jobs=2).run(prepared.plan, prepared.provenance, Watcher())
+verdict(analyse(read_records(prepared.done)))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from siamesenorm.data.atomic import write_json
+from siamesenorm.data.index import INDEX, read_index
+from siamesenorm.data.preparation import prepare
+from siamesenorm.data.sources import find_sources
+from siamesenorm.lab.cell import read_facts
+from siamesenorm.lab.grid import GRID, Cell, Grid, depth_axis, parse_numbers, parse_setting, parse_topologies
+from siamesenorm.lab.presets import Preset
+from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts
+from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
+from siamesenorm.tasks import find_task
+from siamesenorm.train.errors import ConfigError
+
+RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,3.2e-2", "0,1,2"
+"""What is compared where nothing is asked for; docs/log.md says how it was chosen."""
+DATA = "data"
+HELD_OUT = 0.05
+"""Share of a user's text."""
+
+
+class Engine(Protocol):
+    """Where cells run."""
+
+    jobs: int
+
+    def run(self, plan: Sequence[Progress], provenance: dict[str, Any], watcher: Watcher) -> bool:
+        """Run what is not done yet; False if it was interrupted."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A grid that is ready to run: checked, its data opened once, its folder written."""
+
+    grid: Grid
+    out: Path
+    plan: list[Progress]
+    provenance: dict[str, Any]
+
+    @property
+    def done(self) -> list[Path]:
+        """Folders of cells that have a result."""
+        return [progress.folder for progress in self.plan if progress.state in DONE]
+
+    @property
+    def failed(self) -> list[Progress]:
+        """Cells that could not be run."""
+        return [progress for progress in self.plan if progress.state == "failed"]
+
+
+def make_grid(
+    *,
+    recipe: str | None = None,
+    topologies: Sequence[str] = (),
+    lrs: Sequence[str] = (),
+    seeds: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    depths: Sequence[str] = (),
+    preset: Preset | None = None,
+    data: Path | None = None,
+) -> Grid:
+    """A grid from what users write; what they leave open is the preset's, or the default's."""
+    name = recipe or RECIPE
+    fixed = [] if data is None else [f"data.train={json.dumps([str(data)])}"]
+    axes = []
+    for text in [*(preset.sets if preset else ()), *sets]:
+        axis = parse_setting(name, text)
+        if len(axis) == 1:
+            fixed += axis[0].overrides
+        else:
+            axes.append(axis)
+    blocks = parse_numbers(depths, "--depths", int) if depths else preset.depths if preset else ()
+    if blocks:
+        axes.append(depth_axis(name, fixed, blocks))
+    return Grid(
+        name,
+        parse_topologies(topologies) if topologies else preset.topologies if preset else parse_topologies([TOPOLOGIES]),
+        parse_numbers(lrs, "--lrs", float) if lrs else preset.lrs if preset else parse_numbers([LRS], "", float),
+        parse_numbers(seeds, "--seeds", int) if seeds else preset.seeds if preset else parse_numbers([SEEDS], "", int),
+        tuple(fixed),
+        tuple(axes),
+        preset.name if preset else None,
+    )
+
+
+def prepare_text(source: Path, out: Path) -> Path:
+    """Token shards of a user's text, a part of which is held out; the same text is not prepared twice."""
+    sources = find_sources([source])
+    digest = hashlib.sha256("".join(found.sha256() for found in sources).encode()).hexdigest()
+    folder = out / DATA / digest[:8]
+    units = [read_index(folder).settings.unit] if (folder / INDEX).is_file() else ["file", "paragraph", "line"]
+    for unit in units:  # what is held out is held out whole
+        index = prepare([source], folder, unit=unit, validation=HELD_OUT, overwrite=True)
+        if all(index.splits[split].documents for split in ("train", "validation")):
+            return folder
+    shutil.rmtree(folder)
+    raise ConfigError(f"--text: {str(source)!r} is too short; it takes a text of which some lines can be held out")
+
+
+def prepare_grid(grid: Grid, out: Path | str) -> Prepared:
+    """Check every cell and the data; bad input raises before anything is written."""
+    cells = grid.cells()
+    places = plan(cells, Path(out))
+    facts: dict[str, Any] = {**machine_facts(), "command": command(), "data": {}}
+    for cell in _different_data(cells):
+        find_task(cell.config.task)(cell.config)  # opens the data and checks it
+        facts["data"] |= data_hashes(cell.config)
+    _check_kept(places, facts["data"])
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [cell.name for cell in cells]})
+    except OSError as error:
+        raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
+    return Prepared(grid, folder, places, facts)
+
+
+def _check_kept(places: Sequence[Progress], hashes: dict[str, str]) -> None:
+    """Raise if cells that are done have learnt from other data than there is now under the same names."""
+    for progress in places:
+        for name, digest in read_facts(progress.folder).get("data", {}).items():
+            if hashes.get(name, digest) != digest:
+                raise ConfigError(
+                    f"data: {name!r} is not what it was when {progress.cell.name} was trained; give another --out"
+                )
+
+
+def _different_data(cells: Sequence[Cell]) -> list[Cell]:
+    """One cell for every data section, so that each is opened once."""
+    found = {json.dumps([cell.config.as_dict()[s] for s in ("data", "evaluation")]): cell for cell in cells}
+    return list(found.values())
+
+
+def local_engine(jobs: int | None = None) -> LocalEngine:
+    """As many processes as asked for, or one a core, or one a GPU."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return LocalEngine(jobs or gpus or cores(), gpus=gpus)

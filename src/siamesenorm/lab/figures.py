@@ -1,0 +1,294 @@
+"""The plots of a comparison, as plain plotly figures: curves, loss by learning rate, differences, heat map, cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from siamesenorm.lab.page import PALETTE, Figure, label
+from siamesenorm.lab.records import Records, Run
+from siamesenorm.lab.statistics import Analysis, Comparison
+from siamesenorm.lab.tables import place_text
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "pentagon", "hexagon", "cross")
+LONGEST = 20
+"""Signs of a title that are not folded."""
+MOST_LINES = 12
+"""Curves that are shown at once; of more, those at a topology's best learning rate, the others by a click."""
+
+
+def colours(records: Records) -> dict[str, str]:
+    """A colour for every topology, the same in all plots."""
+    return {topology: PALETTE[number % len(PALETTE)] for number, topology in enumerate(records.topologies)}
+
+
+def title_of(topology: str, setting: str) -> str:
+    """How a line is called."""
+    return label(f"{topology}, {setting}" if setting else topology)
+
+
+def folded(title: str) -> str:
+    """A title for the side of a plot, in lines of a few words."""
+    return title.replace(",", ",<br>").replace(":", ":<br>") if len(title) > LONGEST else title
+
+
+# Loss over steps -------------------------------------------------------------------------------------------
+
+
+def loss_curves(records: Records, analysis: Analysis) -> Figure:
+    """Training loss over steps, the mean of seeds with a band from the lowest to the highest."""
+    lines: dict[tuple[str, str, float], list[Run]] = defaultdict(list)
+    for run in records.runs:
+        lines[run.topology, records.setting(run), run.lr].append(run)
+    best = {(r.topology, r.setting): r.best for r in analysis.ranges}
+    data: list[dict[str, Any]] = []
+    for (topology, setting, lr), runs in lines.items():
+        shown = len(lines) <= MOST_LINES or best.get((topology, setting)) in (lr, None)
+        colour, name = colours(records)[topology], f"{title_of(topology, setting)} {lr:g}"
+        steps, means, lows, highs = _band(runs)
+        common = {"legendgroup": name, "visible": True if shown else "legendonly", "mode": "lines"}
+        if len(runs) > 1:
+            data.append(
+                {
+                    **common,
+                    "x": [*steps, *reversed(steps)],
+                    "y": [*highs, *reversed(lows)],
+                    "fill": "toself",
+                    "fillcolor": _transparent(colour),
+                    "line": {"width": 0},
+                    "hoverinfo": "skip",
+                    "showlegend": False,
+                }
+            )
+        dash = DASHES[records.lrs.index(lr) % len(DASHES)]
+        seeds = "" if len(runs) == 1 else f", {len(runs)} seeds"
+        data.append(
+            {
+                **common,
+                "x": steps,
+                "y": means,
+                "name": name,
+                "line": {"color": colour, "dash": dash, "width": 2},
+                "hovertemplate": f"{name}{seeds}<br>step %{{x}}: %{{y:.4f}}<extra></extra>",
+            }
+        )
+        ends = [run for run in runs if run.state in ("diverged", "stuck") and run.curve]
+        if ends:
+            data.append(
+                {
+                    **common,
+                    "mode": "markers",
+                    "x": [run.curve[-1][0] for run in ends],
+                    "y": [run.curve[-1][1] for run in ends],
+                    "text": [label(f"{run.state}, seed {run.seed}: {run.message}") for run in ends],
+                    "hovertemplate": "%{text}<extra></extra>",
+                    "marker": {"symbol": "x", "size": 11, "color": colour},
+                    "showlegend": False,
+                }
+            )
+    layout = {
+        "xaxis": {"title": {"text": "step"}},
+        "yaxis": {"title": {"text": "training loss"}, "type": "log"},
+        "hovermode": "closest",
+    }
+    return {"data": data, "layout": layout}
+
+
+def _band(runs: Sequence[Run]) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Steps with mean, lowest and highest loss of the runs that came so far."""
+    by_step: dict[int, list[float]] = defaultdict(list)
+    for run in runs:
+        for step, loss in run.curve:
+            by_step[step].append(loss)
+    steps = sorted(by_step)
+    means = [sum(by_step[s]) / len(by_step[s]) for s in steps]
+    return steps, means, [min(by_step[s]) for s in steps], [max(by_step[s]) for s in steps]
+
+
+# Against the learning rate -----------------------------------------------------------------------------------
+
+
+def by_learning_rate(records: Records, analysis: Analysis) -> Figure:
+    """The held-out metric over learning rates, with crosses where runs diverged."""
+    means = [p.mean for p in analysis.places if p.mean is not None]
+    low, high = (min(means), max(means)) if means else (0.0, 1.0)
+    level = high + 0.12 * ((high - low) or abs(high) or 1.0)
+    data: list[dict[str, Any]] = []
+    crosses: list[dict[str, Any]] = []
+    for number, found in enumerate(analysis.ranges):
+        places = [p for p in analysis.places if (p.topology, p.setting) == (found.topology, found.setting)]
+        colour, name = colours(records)[found.topology], title_of(found.topology, found.setting)
+        ends = [p for p in places if p.mean is not None]
+        spreads = [p.spread or 0.0 for p in ends]
+        data.append(
+            {
+                "x": [p.lr for p in ends],
+                "y": [p.mean for p in ends],
+                "name": name,
+                "legendgroup": name,
+                "mode": "lines+markers",
+                "line": {
+                    "color": colour,
+                    "width": 2,
+                    "dash": DASHES[records.groups.index(found.setting) % len(DASHES)],
+                },
+                "marker": {"size": 9, "symbol": SYMBOLS[number % len(SYMBOLS)]},
+                "error_y": {"type": "data", "array": spreads, "visible": any(spreads), "thickness": 1.2},
+                "text": [label(place_text(p)) for p in ends],
+                "hovertemplate": f"{name}<br>lr %{{x}}: %{{text}}<extra></extra>",
+            }
+        )
+        failed = [p for p in places if p.failed]
+        if failed:
+            crosses.append(
+                {
+                    "x": [p.lr for p in failed],
+                    "y": [level] * len(failed),
+                    "mode": "markers",
+                    "legendgroup": name,
+                    "showlegend": False,
+                    "marker": {"symbol": "x", "size": 13, "color": colour},
+                    "text": [label(place_text(p)) for p in failed],
+                    "hovertemplate": f"{name}<br>lr %{{x}}: %{{text}}<extra></extra>",
+                }
+            )
+    layout: Figure = {
+        "xaxis": {"title": {"text": "peak learning rate"}, "type": "log", "tickvals": records.lrs},
+        "yaxis": {"title": {"text": label(f"held-out {analysis.metric}")}},
+    }
+    layout["xaxis"]["ticktext"] = [f"{lr:g}" for lr in records.lrs]
+    if crosses:
+        layout["annotations"] = [
+            {"text": "✗ diverged or stuck", "xref": "paper", "x": 0, "y": level, "showarrow": False, "xanchor": "left"}
+        ]
+        layout["shapes"] = [
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": level,
+                "y1": level,
+                "line": {"dash": "dot", "width": 1, "color": PALETTE[-1]},
+                "layer": "below",
+            }
+        ]
+    return {"data": data + crosses, "layout": layout}
+
+
+def heat_map(records: Records, analysis: Analysis) -> Figure:
+    """The grid at a glance: a row for every topology and setting, a column for every learning rate."""
+    rows = list(reversed([(r.topology, r.setting) for r in analysis.ranges]))
+    places = [[analysis.place(topology, setting, lr) for lr in records.lrs] for topology, setting in rows]
+    heat: dict[str, Any] = {
+        "type": "heatmap",
+        "x": [f"{lr:g}" for lr in records.lrs],
+        "y": [folded(title_of(topology, setting)) for topology, setting in rows],
+        "z": [[None if place is None else place.mean for place in row] for row in places],
+        "text": [[label(short_text(place)) for place in row] for row in places],
+        "texttemplate": "%{text}",
+        "hovertemplate": "%{y}<br>lr %{x}: %{text}<extra></extra>",
+        "colorscale": "Viridis",
+        "reversescale": not analysis.higher_is_better,
+        "xgap": 3,
+        "ygap": 3,
+        "colorbar": {"thickness": 12, "outlinewidth": 0},
+        "hoverongaps": False,
+    }
+    empty = [
+        {"x": f"{lr:g}", "y": folded(title_of(*name)), "text": label(short_text(place)), "showarrow": False}
+        for name, row in zip(rows, places, strict=True)
+        for lr, place in zip(records.lrs, row, strict=True)
+        if place is not None and place.mean is None
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "peak learning rate"}, "type": "category", "showgrid": False},
+        "yaxis": {"type": "category", "showgrid": False},
+        "annotations": empty,
+    }
+    return {"data": [heat], "layout": layout}
+
+
+def short_text(place: Any) -> str:
+    """A number of few digits, or how it ended."""
+    if place is None:
+        return ""
+    if place.mean is None:
+        return "✗ " + " or ".join(sorted(set(place.failed.values())))
+    return f"{place.mean:.3f}" + (f" ({len(place.failed)} ✗)" if place.failed else "")
+
+
+# Against the baseline ----------------------------------------------------------------------------------------
+
+
+def differences(records: Records, analysis: Analysis) -> Figure:
+    """Paired differences with their confidence intervals."""
+    rows = [(c, True) for c in analysis.best_lr] + [(c, False) for c in analysis.same_lr]
+    data = []
+    for topology in records.topologies:
+        mine = [(c, best) for c, best in rows if c.topology == topology]
+        if not mine:
+            continue
+        means = [c.difference.mean for c, _ in mine]
+        reach = [0.0 if c.difference.high is None else c.difference.high - c.difference.mean for c, _ in mine]
+        data.append(
+            {
+                "x": means,
+                "y": [_difference_name(c, best) for c, best in mine],
+                "name": label(topology),
+                "mode": "markers",
+                "marker": {"color": colours(records)[topology], "size": [13 if best else 9 for _, best in mine]},
+                "error_x": {"type": "data", "array": reach, "visible": any(reach), "thickness": 2},
+                "text": [label(f"{c.score:.4f} against {c.baseline_score:.4f}") for c, _ in mine],
+                "hovertemplate": "%{y}<br>%{x:+.4f}: %{text}<extra></extra>",
+            }
+        )
+    better = "right" if analysis.higher_is_better else "left"
+    return {
+        "data": data,
+        "layout": {
+            "xaxis": {
+                "title": {"text": label(f"{analysis.metric} minus {analysis.baseline}'s; {better} of zero is better")},
+                "zeroline": True,
+                "zerolinewidth": 2,
+            },
+            "yaxis": {"type": "category", "autorange": "reversed"},
+            "showlegend": False,
+        },
+    }
+
+
+def _difference_name(comparison: Comparison, best: bool) -> str:
+    where = "each at its best" if best else f"lr {comparison.lr:g}"
+    return folded(f"{title_of(comparison.topology, comparison.setting)}, {where}")
+
+
+def cost(records: Records, analysis: Analysis) -> Figure:
+    """Time and memory of every topology, the baseline being 100 %."""
+    kinds = {"processor_ratio": "processor time a step", "step_ratio": "time a step", "memory_ratio": "memory"}
+    data = []
+    for number, (field, name) in enumerate(kinds.items()):
+        known = [c for c in analysis.costs if getattr(c, field) is not None]
+        if known:
+            shares = [100 * getattr(c, field) for c in known]
+            data.append(
+                {
+                    "type": "bar",
+                    "x": [folded(title_of(c.topology, c.setting)) for c in known],
+                    "y": shares,
+                    "name": name,
+                    "marker": {"color": PALETTE[(number + 4) % len(PALETTE)]},
+                    "text": [f"{share:.0f}" for share in shares],
+                    "textposition": "auto",
+                    "hovertemplate": f"%{{x}}<br>{name}: %{{y:.1f}} %<extra></extra>",
+                }
+            )
+    title = label(f"% of {analysis.baseline}")
+    return {"data": data, "layout": {"barmode": "group", "yaxis": {"title": {"text": title}, "rangemode": "tozero"}}}
+
+
+def _transparent(colour: str) -> str:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.15)"

@@ -1,0 +1,11 @@
+"""Inspecting a model: what its residual streams carry, who reads and writes them, and what can be left out.
+
+from siamesenorm.lab import inspect
+found = inspect(model, ids)
+"""
+
+from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.lab.inspection.measure import inspect
+from siamesenorm.lab.inspection.result import Inspection
+
+__all__ = ["Inspection", "InspectionError", "inspect"]

@@ -1,0 +1,76 @@
+"""How large streams, updates and single activations are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from siamesenorm.lab.inspection.probe import Probe, Sight, wide
+from siamesenorm.lab.inspection.result import Peak
+from siamesenorm.residual import Link, Place
+from siamesenorm.residual.base import Streams
+
+MASSIVE, MASSIVE_MEDIANS = 100.0, 1000.0
+"""Size and multiple of the median from which an activation is massive (arXiv 2402.17762)."""
+PLACES = 3
+"""Features and tokens named of each depth."""
+
+
+def rms(x: Tensor) -> float:
+    """Root mean square of all entries."""
+    return float(wide(x).square().mean().sqrt())
+
+
+class Magnitude(Probe):
+    """rms of every stream at every depth."""
+
+    def __init__(self, sight: Sight) -> None:
+        super().__init__(sight)
+        self.found: dict[str, list[float]] = {name: [] for name in sight.names}
+
+    def at_depth(self, depth: int, streams: Streams) -> None:
+        """One number a stream."""
+        for name, rows in self.sight.rows(streams).items():
+            self.found[name].append(rms(rows))
+
+
+class Peaks(Probe):
+    """The largest activations of every stream at every depth."""
+
+    def __init__(self, sight: Sight) -> None:
+        super().__init__(sight)
+        self.found: dict[str, list[Peak]] = {name: [] for name in sight.names}
+
+    def at_depth(self, depth: int, streams: Streams) -> None:
+        """Sizes and places."""
+        for name, rows in self.sight.rows(streams).items():
+            self.found[name].append(self.peak(rows.float().abs()))
+
+    def peak(self, sizes: Tensor) -> Peak:
+        """Of |activations| (tokens, dim)."""
+        largest, median = float(sizes.max()), float(sizes.median())
+        massive = int((sizes > max(MASSIVE, MASSIVE_MEDIANS * median)).sum())
+        dims = sizes.amax(0).topk(min(PLACES, sizes.shape[1])).indices
+        tokens = sizes.amax(1).topk(min(PLACES, sizes.shape[0])).indices
+        places = tuple(tuple(place) for place in self.sight.places(tokens).tolist())
+        return Peak(largest=largest, median=median, massive=massive, dims=tuple(dims.tolist()), tokens=places)
+
+
+class Updates(Probe):
+    """What a sublayer's output changes in every stream, against the stream itself.
+
+    The change is write(streams, O) - write(streams, 0) and the stream is write(streams, 0), so that scales, gains and
+    mixing weights on the way count. Where a write adds, this is |O| / |stream|; where it ends with a norm, the change
+    is seen behind the norm.
+    """
+
+    def __init__(self, sight: Sight) -> None:
+        super().__init__(sight)
+        self.found: dict[str, list[float]] = {name: [] for name in sight.names}
+
+    def at_write(self, place: Place, link: Link, before: Streams, output: Tensor, streams: Streams) -> None:
+        """One ratio a stream."""
+        kept = self.sight.rows(type(link).write(link, before, torch.zeros_like(output)))
+        for name, rows in self.sight.rows(streams).items():
+            size = rms(kept[name])
+            self.found[name].append(rms(wide(rows) - wide(kept[name])) / size if size else float("nan"))

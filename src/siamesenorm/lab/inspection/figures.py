@@ -1,0 +1,211 @@
+"""The plots of an inspection, as plain plotly figures: dictionaries with ``data`` and ``layout``.
+
+Fonts and backgrounds are the page's business; here stands what is drawn, and one sentence to read it by. A stream has
+the same colour in every plot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from siamesenorm.lab.inspection.result import Inspection, Mixture
+from siamesenorm.lab.page import PALETTE, Figure, label
+
+Values = Sequence[float | None]
+DASH = "dot"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with its heading and the sentence below it."""
+
+    name: str
+    title: str
+    about: str
+    figure: Figure
+    height: int = 420
+
+
+def plots(found: Inspection) -> Iterator[Plot]:
+    """Every plot that the inspection has numbers for."""
+    yield Plot(
+        "rms",
+        "Hidden norm by depth",
+        "Root mean square of each stream; depth 0 is the embedding, every sublayer adds one.",
+        lines(depths(found), found.rms, "depth", "rms", log=True),
+    )
+    if found.gradients is not None:
+        series: dict[str, Values] = dict(found.gradients)
+        figure = lines(depths(found), series, "depth", "gradient norm", log=True)
+        if found.output_gradients is not None:
+            outputs = trace("outputs", depths(found)[1:], found.output_gradients, len(found.streams), DASH)
+            figure["data"].append({**outputs, "text": labels(found)})
+        yield Plot(
+            "gradients",
+            "Gradient norm by depth",
+            "Of the summed loss at a token's stream, dotted at the sublayers' outputs; root mean square over tokens.",
+            figure,
+        )
+    yield Plot(
+        "updates",
+        "Update against stream",
+        "How much each sublayer's output changes a stream, relative to the stream with an output of zero.",
+        lines(labels(found), found.updates, "", "|update| / |stream|", log=True),
+    )
+    if len(found.streams) > 1 and any(read.gain_shares for read in found.reads):
+        yield Plot(
+            "shares",
+            "Streams in what a sublayer sees",
+            "Shares of the gains, and dotted of the measured contributions; the last place is the final fusion.",
+            shares(found),
+        )
+    if found.lens is not None:
+        yield Plot(
+            "lens",
+            "Logit lens",
+            "How often a stream alone, sent through the model's end and head, predicts what the model predicts in the "
+            "end.",
+            lens(found),
+        )
+    if found.removal is not None:
+        yield Plot(
+            "removal",
+            "Loss rise without a sublayer or a block",
+            f"Outputs replaced by zero; with all of them the loss is {number(found.removal.loss)}.",
+            removal(found),
+        )
+    for name in found.streams:
+        effective = number(found.similarity.effective_depth.get(name))
+        yield Plot(
+            f"similarity-{name}",
+            f"Similarity between blocks, stream {name}",
+            f"Linear CKA of {found.similarity.tokens} tokens. Effective depth {effective} of "
+            f"{len(found.similarity.depths)}: the number of different representations.",
+            similarity(found, name),
+            height=480,
+        )
+    yield Plot(
+        "peaks",
+        "Massive activations",
+        "The largest activation of each stream and, dotted, the median of all, by size; hover for feature and token.",
+        peaks(found),
+    )
+
+
+def number(value: float | None) -> str:
+    """Four digits."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def depths(found: Inspection) -> list[int]:
+    """0 to the number of sublayers."""
+    return list(range(len(found.sublayers) + 1))
+
+
+def labels(found: Inspection) -> list[str]:
+    """Sublayers by block and kind."""
+    return [label(sublayer.label) for sublayer in found.sublayers]
+
+
+def trace(name: str, x: Sequence[Any], y: Values, color: int, dash: str = "solid") -> Figure:
+    """One line with its points, in a colour by number."""
+    paint = PALETTE[color % len(PALETTE)]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": label(name),
+        "x": list(x),
+        "y": list(y),
+        "line": {"dash": dash, "color": paint},
+        "marker": {"size": 5, "color": paint},
+    }
+
+
+def layout(x: str, y: str, *, log: bool = False, **more: Any) -> Figure:
+    """Axes with their titles."""
+    y_axis: Figure = {"title": {"text": y}, **({"type": "log", "dtick": "D2"} if log else {})}
+    return {"xaxis": {"title": {"text": x}}, "yaxis": y_axis, **more}
+
+
+def lines(x: Sequence[Any], series: dict[str, Any], x_title: str, y_title: str, *, log: bool = False) -> Figure:
+    """A line a stream; logarithmic where all values allow it."""
+    positive = all(value is None or value > 0 for values in series.values() for value in values)
+    data = [trace(name, x, values, color) for color, (name, values) in enumerate(series.items())]
+    return {"data": data, "layout": layout(x_title, y_title, log=log and positive)}
+
+
+def shares(found: Inspection) -> Figure:
+    """Gain shares as lines, contributions dotted in the same colours, over all reads and the end."""
+    places: list[Mixture] = [*found.reads, found.fusion]
+    x = [*labels(found), "end"]
+    data: list[Figure] = []
+    for color, name in enumerate(found.streams):
+        for kind, dash in (("gain_shares", "solid"), ("contributions", DASH)):
+            values = [(getattr(place, kind) or {}).get(name) for place in places]
+            data.append(trace(f"{name} {'gain' if dash == 'solid' else 'contribution'}", x, values, color, dash))
+    figure = layout("", "share")
+    figure["yaxis"]["range"] = [-0.02, 1.02]
+    return {"data": data, "layout": figure}
+
+
+def lens(found: Inspection) -> Figure:
+    """Agreement in percent."""
+    assert found.lens is not None
+    series: dict[str, Values] = dict(found.lens.alone or {})
+    figure = lines(depths(found), {name: percent(values) for name, values in series.items()}, "depth", "agreement, %")
+    if len(found.streams) > 1:
+        together = percent(found.lens.together)
+        figure["data"].append(trace("all together", depths(found), together, len(found.streams), DASH))
+    figure["layout"]["yaxis"]["range"] = [-2, 102]
+    return figure
+
+
+def percent(values: Values) -> list[float | None]:
+    """Shares times 100."""
+    return [None if value is None else 100 * value for value in values]
+
+
+def removal(found: Inspection) -> Figure:
+    """Bars for the sublayers of each kind, a mark for the whole block."""
+    assert found.removal is not None
+    data: list[Figure] = []
+    kinds = list(dict.fromkeys(sublayer.kind for sublayer in found.sublayers))
+    for color, kind in enumerate(kinds):
+        mine = [sublayer for sublayer in found.sublayers if sublayer.kind == kind]
+        bar: Figure = {"type": "bar", "name": label(kind), "marker": {"color": PALETTE[color % len(PALETTE)]}}
+        bar["x"] = [sublayer.block for sublayer in mine]
+        bar["y"] = [found.removal.sublayers[sublayer.index] for sublayer in mine]
+        data.append(bar)
+    blocks = trace("whole block", list(range(found.blocks)), found.removal.blocks, len(kinds), DASH)
+    blocks |= {"mode": "markers", "marker": {**blocks["marker"], "symbol": "diamond", "size": 8}}
+    return {"data": [*data, blocks], "layout": layout("block", "loss rise", barmode="group")}
+
+
+def similarity(found: Inspection, name: str) -> Figure:
+    """A heat map of CKA over blocks; 0 is the embedding."""
+    matrix = [list(row) for row in found.similarity.cka[name]]
+    places = list(range(len(matrix)))
+    heat = {"type": "heatmap", "z": matrix, "x": places, "y": places, "zmin": 0, "zmax": 1, "colorscale": "Viridis"}
+    heat["colorbar"] = {"title": {"text": "CKA"}, "thickness": 12}
+    heat["hovertemplate"] = "behind blocks %{x} and %{y}: %{z:.3f}<extra></extra>"
+    figure = layout("blocks run", "blocks run")
+    figure["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
+    figure["xaxis"] |= {"constrain": "domain"}
+    return {"data": [heat], "layout": figure}
+
+
+def peaks(found: Inspection) -> Figure:
+    """Largest and median sizes on a logarithmic axis."""
+    data: list[Figure] = []
+    for color, (name, entries) in enumerate(found.peaks.items()):
+        largest = trace(f"{name} largest", depths(found), [peak.largest for peak in entries], color)
+        largest["text"] = [
+            f"feature {peak.dims[0]}, token {', '.join(map(str, peak.tokens[0]))}" if peak.dims and peak.tokens else ""
+            for peak in entries
+        ]
+        median = trace(f"{name} median", depths(found), [peak.median for peak in entries], color, DASH)
+        data += [largest, median]
+    positive = all(value is None or value > 0 for line in data for value in line["y"])
+    return {"data": data, "layout": layout("depth", "|activation|", log=positive)}

@@ -1,0 +1,63 @@
+"""Logit lens: what a stream would predict if the model ended here.
+
+For stream s at depth k, the prediction is the top-1 class of::
+
+    head(finish(end_s(stream_s at depth k)))
+
+where ``end_s`` is what the topology does to this stream at its end (N_Xf for X of SiameseNorm, N_Yf for Y), the other
+streams are left out of the sum, and ``finish`` is what the topology does with the sum (N_out). Agreement is the share
+of tokens for which this is the model's own final prediction. With one stream, the lens at the last depth is the model
+itself. ``together`` keeps all streams in.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from siamesenorm.lab.inspection.parts import taken_apart_at_end
+from siamesenorm.lab.inspection.probe import Probe, Sight
+from siamesenorm.lab.inspection.result import LogitLens, Numbers
+from siamesenorm.lab.inspection.subject import Subject
+from siamesenorm.residual.base import Streams
+
+TOKENS = 1024
+"""Tokens asked for at most: the head is the dearest part of a model that has a large vocabulary."""
+
+
+class Lens(Probe):
+    """Top-1 predictions of every stream at every depth; only their ids are kept."""
+
+    def __init__(self, sight: Sight, subject: Subject) -> None:
+        super().__init__(sight)
+        self.subject, self.sampled = subject, sight.sample(TOKENS)
+        self.alone: dict[str, list[Tensor]] = {name: [] for name in sight.names}
+        self.together: list[Tensor] = []
+
+    def at_depth(self, depth: int, streams: Streams) -> None:
+        """As if the stack ended here."""
+        topology = self.sight.topology
+        self.together.append(self.predict(type(topology).close(topology, streams)))
+        if len(self.sight.names) == 1:
+            return
+        found = taken_apart_at_end(topology, streams)
+        if found is not None:
+            for name, part in zip(self.sight.names, found.parts, strict=True):
+                self.alone[name].append(self.predict(found.finish(part)))
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        """Ids for the sampled tokens."""
+        return self.subject.predict(self.sight.select(hidden)[self.sampled.to(hidden.device)]).cpu()
+
+    @property
+    def found(self) -> LogitLens:
+        """Agreement with the predictions at the last depth."""
+        final = self.together[-1]
+
+        def agreement(ids: list[Tensor]) -> Numbers:
+            return tuple(float((each == final).double().mean()) for each in ids)
+
+        together = agreement(self.together)
+        alone = {name: agreement(ids) for name, ids in self.alone.items() if ids} or None
+        if len(self.sight.names) == 1:
+            alone = {self.sight.names[0]: together}
+        return LogitLens(tokens=len(self.sampled), alone=alone, together=together)

@@ -1,0 +1,157 @@
+"""`inspect`: one pass with recorded streams, one backward, then one pass for everything that is removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.lab.inspection.activity import Magnitude, Peaks, Updates
+from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.lab.inspection.gradients import Gradients
+from siamesenorm.lab.inspection.lens import Lens
+from siamesenorm.lab.inspection.probe import Probe, Sight
+from siamesenorm.lab.inspection.removal import Progress, measure_removal
+from siamesenorm.lab.inspection.result import Inspection, Sublayer
+from siamesenorm.lab.inspection.shares import Shares
+from siamesenorm.lab.inspection.similarity import BlockSimilarity
+from siamesenorm.lab.inspection.subject import Head, LossFunction, Subject, make_subject
+from siamesenorm.lab.inspection.watch import Watcher, at_rest, find_residual, watched
+from siamesenorm.residual import Link, Place, Topology
+from siamesenorm.residual.base import Streams
+from siamesenorm.train.layout import unwrap
+
+
+def inspect(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: LossFunction | None = None,
+    head: Head | None = None,
+    topology: Topology | None = None,
+    removal: bool = True,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Look inside a model built on the library, on one batch; the model is left as it was.
+
+    ::
+
+        found = inspect(model, ids)             # a LanguageModel and ids (rows, tokens)
+        found.rms["x"], found.fusion.gains, found.removal.blocks
+
+    batch: what the model takes: a tensor, a tuple of arguments or a dictionary of them. A `LanguageModel` takes ids
+    or a dictionary with input_ids and labels.
+    loss: ``loss(model, batch)``, a scalar; a `LanguageModel` has its own. Without it, no gradients and no removal.
+    head: scores from hidden states (tokens, dim); a `LanguageModel` has its own. Without it, no logit lens.
+    topology: the one to look at, where the model has several.
+    removal: whether to measure the loss without each sublayer and block, three passes a block.
+    progress: told how many of these passes are done, of how many.
+    """
+    model = unwrap(model)
+    residual = find_residual(model) if topology is None else topology
+    subject = make_subject(model, batch, loss, head)
+    with at_rest(model), subject.asked():
+        record = Record(residual, subject)
+        with torch.enable_grad(), watched(residual, record):
+            total = subject.run()
+        record.check_complete()
+        gradients = None if total is None else record.gradients.measure(total)
+        removed = measure_removal(subject, residual, progress) if removal and subject.has_loss else None
+    sight = record.sight
+    return Inspection(
+        topology=topology_text(residual, model),
+        dim=residual.dim,
+        streams=sight.names,
+        sublayers=tuple(Sublayer(index=p.index, block=p.block, kind=p.kind) for p in residual.places),
+        tokens=sight.tokens,
+        loss=None if total is None else total.item(),
+        rms=tuples(record.magnitude.found),
+        gradients=None if gradients is None else tuples(gradients.streams),
+        output_gradients=None if gradients is None else tuple(gradients.outputs),
+        updates=tuples(record.updates.found),
+        peaks=tuples(record.peaks.found),
+        reads=tuple(record.shares.reads),
+        fusion=record.shares.fusion,
+        lens=None if record.lens is None else record.lens.found,
+        similarity=record.similarity.found,
+        removal=removed,
+    )
+
+
+def tuples(lists: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
+    """The same with lists that no longer change."""
+    return {name: tuple(values) for name, values in lists.items()}
+
+
+def topology_text(topology: Topology, model: nn.Module) -> str:
+    """The topology with its options, as a model's configuration names it, or by name alone."""
+    return str(getattr(getattr(model, "config", None), "topology", topology.name))
+
+
+class Record(Watcher):
+    """Sends the moments of one pass to every measurement."""
+
+    def __init__(self, topology: Topology, subject: Subject) -> None:
+        self.topology, self.subject = topology, subject
+        self.gradients = Gradients(topology)
+        self.depth = 0
+        self.probes: list[Probe] = []
+
+    def _begin(self, streams: Streams) -> None:
+        named = self.topology.named_streams(streams)
+        shape = next(iter(named.values())).shape[:-1]
+        self.sight = sight = Sight(self.topology, tuple(named), self.subject.counted, shape)
+        self.gradients.sight = sight
+        self.magnitude, self.peaks, self.updates = Magnitude(sight), Peaks(sight), Updates(sight)
+        self.shares, self.similarity = Shares(sight), BlockSimilarity(sight)
+        self.lens = Lens(sight, self.subject) if self.subject.has_head else None
+        self.probes = [self.magnitude, self.peaks, self.updates, self.shares, self.similarity]
+        self.probes += [] if self.lens is None else [self.lens]
+
+    def opened(self, streams: Streams) -> Streams:
+        """Depth 0."""
+        if self.probes:
+            raise InspectionError("model: it runs its stack more than once a pass; one pass can be inspected")
+        self._begin(streams)
+        streams = self.gradients.cut(streams)
+        self._at_depth(streams)
+        return streams
+
+    @torch.no_grad()
+    def read(self, place: Place, link: Link, streams: Streams) -> None:
+        """Before a sublayer."""
+        previous = self.topology.links[place.index - 1] if place.index else None
+        assert previous is None or isinstance(previous, Link)
+        for probe in self.probes:
+            probe.at_read(place, link, previous, streams)
+
+    def written(self, place: Place, link: Link, before: Streams, output: Tensor, streams: Streams) -> Streams:
+        """Behind a sublayer."""
+        if place.index != self.depth:
+            raise InspectionError(f"model: sublayer {place.index} was run where {self.depth} was expected")
+        self.depth += 1
+        self.gradients.follow_output(output)
+        with torch.no_grad():
+            for probe in self.probes:
+                probe.at_write(place, link, before, output, streams)
+        self._at_depth(streams)
+        return streams
+
+    def _at_depth(self, streams: Streams) -> None:
+        self.gradients.follow(streams)
+        with torch.no_grad():
+            for probe in self.probes:
+                probe.at_depth(self.depth, streams)
+
+    @torch.no_grad()
+    def closed(self, streams: Streams) -> None:
+        """The end."""
+        for probe in self.probes:
+            probe.at_end(streams)
+
+    def check_complete(self) -> None:
+        """Raise unless every sublayer was seen."""
+        if not self.probes or self.depth != len(self.topology.links):
+            seen = f"{self.depth} of {len(self.topology.links)} sublayers"
+            raise InspectionError(f"model: a pass on the batch ran {seen} of its residual topology; all are needed")

@@ -1,0 +1,77 @@
+"""An inspection on disk: inspection.json with all numbers, inspection.html to look at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from siamesenorm.data.atomic import whole_file
+from siamesenorm.lab.inspection.figures import plots
+from siamesenorm.lab.inspection.result import Inspection
+from siamesenorm.lab.inspection.terminal import by_stream, notes, number, percent, rise
+from siamesenorm.lab.page import Page
+
+JSON, HTML = "inspection.json", "inspection.html"
+
+
+def write_report(found: Inspection, folder: Path) -> tuple[Path, Path]:
+    """Write both files into a folder, each whole or not at all; their paths, the page's last."""
+    texts = {JSON: found.to_json(), HTML: make_page(found).render()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        with whole_file(folder / name) as file:
+            file.write(text.encode())
+    return folder / JSON, folder / HTML
+
+
+def make_page(found: Inspection) -> Page:
+    """What stands out, the plots, the numbers, and how to make it again."""
+    source = found.source
+    name = str(source.get("folder", found.topology))
+    step = f" at step {source['step']}" if "step" in source else ""
+    page = Page(
+        f"Inside {name}",
+        f"{found.topology}, {found.blocks} blocks of width {found.dim}{step}; {found.tokens} tokens"
+        + (f" of {source['text']}." if "text" in source else "."),
+    )
+    page.heading("At a glance")
+    loss = [] if found.loss is None else [("loss", number(found.loss))]
+    page.bullets(f"{name}: {text}" for name, text in (*loss, *notes(found)))
+    page.heading("By depth")
+    for plot in plots(found):
+        page.plot(plot.name, plot.title, plot.about, plot.figure, height=plot.height)
+    _numbers(page, found)
+    _again(page, found)
+    return page
+
+
+def _numbers(page: Page, found: Inspection) -> None:
+    page.heading("Numbers")
+    headers = ["sublayer", "rms", "update / stream", "gain share", "contribution", "lens"]
+    removal = found.removal
+    rows = []
+    for sublayer in found.sublayers:
+        at, read = sublayer.index, found.reads[sublayer.index]
+        alone = {} if found.lens is None else found.lens.alone or {}
+        row = [
+            sublayer.label,
+            by_stream({name: values[at + 1] for name, values in found.rms.items()}),
+            by_stream({name: values[at] for name, values in found.updates.items()}),
+            by_stream(read.gain_shares or {}),
+            by_stream(read.contributions or {}),
+            by_stream({name: values[at + 1] for name, values in alone.items()}, percent),
+        ]
+        rows.append([*row, *([] if removal is None else [rise(removal.sublayers[at])])])
+    page.table(
+        [*headers, *([] if removal is None else ["loss rise"])],
+        rows,
+        caption=f"Behind each sublayer. All numbers, with gradients, similarities and peaks: {JSON}, beside this page.",
+    )
+
+
+def _again(page: Page, found: Inspection) -> None:
+    source = found.source
+    page.heading("Make it again")
+    if "command" in source:
+        page.details("Command", str(source["command"]))
+    page.details("Model, text, versions and machine", json.dumps(source, indent=1, ensure_ascii=False))

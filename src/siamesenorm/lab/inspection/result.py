@@ -1,0 +1,161 @@
+"""What an inspection found: plain numbers, by stream and depth, that round-trip through JSON.
+
+Depth 0 is the start of the stack, depth k lies behind sublayer k - 1. Lists by depth have one entry more than lists
+by sublayer. A number that does not exist (of a diverged model, of 0/0) is None.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+
+from siamesenorm.lab.inspection.errors import InspectionError
+
+VERSION = 1
+
+
+def finite(value: Any) -> Any:
+    """None for what JSON has no number for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(finite)]
+Numbers = tuple[Number, ...]
+ByStream = dict[str, Numbers]
+
+
+class Part(BaseModel):
+    """Unknown fields are refused; nothing changes afterwards."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Sublayer(Part):
+    """Where a sublayer stands."""
+
+    index: int
+    block: int
+    kind: str
+
+    @property
+    def label(self) -> str:
+        """Such as ``3 ffn``."""
+        return f"{self.block} {self.kind}"
+
+
+class Peak(Part):
+    """The largest activation of a stream at a depth, and where the large ones are."""
+
+    largest: Number
+    """max |activation|."""
+    median: Number
+    """median |activation|."""
+    massive: int
+    """Activations above 100 in size and above 1000 medians, the definition of arXiv 2402.17762."""
+    dims: tuple[int, ...]
+    """Features with the largest activations, largest first."""
+    tokens: tuple[tuple[int, ...], ...]
+    """Tokens with the largest activations, largest first, as places in the batch: (row, position)."""
+
+    @property
+    def ratio(self) -> float | None:
+        """largest / median."""
+        return self.largest / self.median if self.largest is not None and self.median else None
+
+
+class Mixture(Part):
+    """How streams come together, at a sublayer's reading or at the end."""
+
+    gains: dict[str, Number] | None = None
+    """Mean |gain| of the norm (or mean |weight| of the mixing) that a stream comes in through."""
+    gain_shares: dict[str, Number] | None = None
+    """The gains as shares of their sum."""
+    contributions: dict[str, Number] | None = None
+    """The rms of what each stream adds, as shares of their sum, on this batch."""
+
+
+class LogitLens(Part):
+    """How often a stream alone predicts, at a depth, what the model predicts at its end."""
+
+    tokens: int
+    """Tokens that were asked for, evenly spaced over those that count."""
+    alone: ByStream | None
+    """Each stream through the model's end with the other streams left out, then the head."""
+    together: Numbers
+    """All streams through the model's end, then the head: 1 at the last depth."""
+
+
+class Similarity(Part):
+    """Linear CKA (arXiv 1905.00414) between the streams before the first and behind every block."""
+
+    tokens: int
+    """Tokens compared, evenly spaced over those that count."""
+    depths: tuple[int, ...]
+    cka: dict[str, tuple[Numbers, ...]]
+    effective_depth: dict[str, Number]
+    """How many different representations the stream takes: the Vendi score (arXiv 2210.02410) of its CKA matrix."""
+
+
+class Removal(Part):
+    """How much the loss rises when outputs are replaced by zero."""
+
+    loss: Number
+    """With nothing removed."""
+    sublayers: Numbers
+    blocks: Numbers
+
+
+class Inspection(Part):
+    """Everything that `inspect` measures."""
+
+    version: int = VERSION
+    source: dict[str, JsonValue] = Field(default_factory=dict)
+    """What was inspected, on which text, with which versions."""
+    topology: str
+    dim: int
+    streams: tuple[str, ...]
+    sublayers: tuple[Sublayer, ...]
+    tokens: int
+    """Tokens that count."""
+    loss: Number = None
+    rms: ByStream
+    """By depth: root mean square over tokens and features."""
+    gradients: ByStream | None = None
+    """By depth: the norm of the summed loss's gradient at a token's stream, root mean square over tokens."""
+    output_gradients: Numbers | None = None
+    """By sublayer: the same at its output."""
+    updates: ByStream
+    """By sublayer: rms of what its output changes in the stream / rms of the stream with an output of zero."""
+    peaks: dict[str, tuple[Peak, ...]]
+    """By depth."""
+    reads: tuple[Mixture, ...]
+    """By sublayer."""
+    fusion: Mixture
+    """At the end."""
+    lens: LogitLens | None = None
+    similarity: Similarity
+    removal: Removal | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.sublayers[-1].block + 1
+
+    def to_json(self) -> str:
+        """All numbers."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Inspection:
+        """What `to_json` wrote."""
+        try:
+            found = cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise InspectionError(f"inspection: {where} is not allowed: {first['msg'].lower()}") from None
+        if found.version != VERSION:
+            raise InspectionError(f"inspection: version {found.version} is not known; it takes {VERSION}")
+        return found

@@ -1,0 +1,194 @@
+"""What the command line inspects: the model of a run or of a Hugging Face folder, and a text for it to read."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siamesenorm.data import ValidationData
+from siamesenorm.data.embedded import embedded_tokens
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.packing import make_batch
+from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
+from siamesenorm.data.tokens import Tokens, tokens_in_memory
+from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.tasks.corpora import open_held_out
+from siamesenorm.train.folder import CONFIG
+from siamesenorm.train.trained import open_language_model
+
+MODEL_TYPE = "siamesenorm"
+LONGEST = 1024
+"""Tokens of a sequence where the folder does not say how the model was trained."""
+BYTES_PER_TOKEN = 64
+"""Of a text, so many bytes are read for every token wanted: more than enough."""
+EMBEDDED_TEXT = "python-docs"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model, a batch of text, and what both are."""
+
+    model: LanguageModel
+    batch: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model with what its folder says about it."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    sequence_length: int
+    document_masking: bool
+    held_out: Any
+    """Gives the model's own held-out texts; None where the folder names none."""
+    facts: dict[str, Any]
+
+
+def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
+    """The model in a folder and about so many tokens of a text file, or of the text the model was validated on."""
+    found = _open_folder(folder)
+    if text is not None:
+        texts = [read_text(text, found.tokenizer, tokens)]
+    elif found.held_out is not None:
+        texts = found.held_out()
+    else:
+        texts = [embedded_tokens(EMBEDDED_TEXT, "validation", tokenizer=found.tokenizer)]
+    size = found.model.config.vocab_size
+    for each in texts:
+        if each.vocab_size is not None and each.vocab_size > size:
+            raise InspectionError(f"text: {each.name!r} has {each.vocab_size} kinds of tokens; the model knows {size}")
+    length = max(1, min(found.sequence_length, tokens, max(map(len, texts))))
+    batch = join([_batch(each, length, tokens // len(texts), found.document_masking, text is None) for each in texts])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    ids = batch["input_ids"].numpy()
+    facts = {
+        **found.facts,
+        "parameters": sum(parameter.numel() for parameter in found.model.parameters()),
+        "text": ", ".join(each.name for each in texts),
+        "sequences": ids.shape[0],
+        "sequence_length": length,
+        "ids_sha256": hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest(),
+        "device": device.type,
+    }
+    return Source(found.model.to(device), batch, facts)
+
+
+def _open_folder(folder: Path) -> Opened:
+    if not folder.is_dir():
+        raise InspectionError(f"run: {str(folder)!r} is not a folder; it takes a run or an exported model")
+    if (folder / CONFIG).is_file():
+        return _open_run(folder)
+    if is_huggingface(folder):
+        return _open_huggingface(folder)
+    raise InspectionError(
+        f"run: {str(folder)!r} is neither a run, which has a {CONFIG}, nor an exported model, whose config.json says "
+        f"model_type {MODEL_TYPE!r}"
+    )
+
+
+def _open_run(folder: Path) -> Opened:
+    trained = open_language_model(folder)
+    data: Any = trained.config.data
+    facts = {"kind": "run", "folder": str(folder), "step": trained.step}
+    return Opened(
+        trained.model,
+        trained.tokenizer,
+        data.sequence_length,
+        data.document_masking,
+        lambda: open_held_out(data),
+        facts,
+    )
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Whether a folder holds a model that this package exported."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
+
+
+def _open_huggingface(folder: Path) -> Opened:
+    try:
+        package: Any = importlib.import_module("siamesenorm.interop.huggingface")
+    except ImportError:
+        raise InspectionError(
+            f"run: {str(folder)!r} is a Hugging Face folder and needs the package 'transformers'; "
+            f"install it with pip install 'siamesenorm[hf]'"
+        ) from None
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        loaded = package.SiameseNormForCausalLM.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # whatever transformers and safetensors say of a damaged folder
+        reason = " ".join(str(error).split())[:200]
+        raise InspectionError(f"run: {str(folder)!r} cannot be read: {reason}") from None
+    finally:
+        if shows_progress:
+            logging.enable_progress_bar()
+    model: LanguageModel = package.to_language_model(loaded).float().eval()
+    if (folder / FILE).is_file():
+        tokenizer = load_tokenizer(folder / FILE, _end_token(folder))
+    elif model.config.vocab_size == ByteTokenizer.vocab_size:
+        tokenizer = ByteTokenizer()
+    else:
+        raise InspectionError(f"run: {str(folder)!r} has no {FILE} to read a text with")
+    facts = {"kind": "huggingface", "folder": str(folder)}
+    return Opened(model, tokenizer, min(model.config.max_length, LONGEST), False, None, facts)
+
+
+def _end_token(folder: Path) -> str | None:
+    """The token that ends a document, as tokenizer_config.json names it: as text, or as an object with its text."""
+    try:
+        token = json.loads((folder / "tokenizer_config.json").read_bytes())["eos_token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def read_text(file: Path, tokenizer: Tokenizer, tokens: int) -> Tokens:
+    """The start of a text file, no longer than needed."""
+    try:
+        with open(file, "rb") as opened:
+            raw = opened.read(BYTES_PER_TOKEN * tokens)
+    except OSError as error:
+        raise DataError(f"text: {str(file)!r} cannot be read: {error.strerror or error}") from None
+    try:
+        # A sign that is cut off at the end of what was read is left out.
+        text = codecs.getincrementaldecoder("utf-8")().decode(raw, final=len(raw) < BYTES_PER_TOKEN * tokens)
+    except UnicodeDecodeError as error:
+        raise DataError(f"text: {str(file)!r} is not UTF-8 at byte {error.start}; it takes a text file") from None
+    if not text.strip():
+        raise DataError(f"text: {str(file)!r} holds no text")
+    return tokens_in_memory([text], tokenizer, str(file))
+
+
+def _batch(tokens: Tokens, length: int, wanted: int, document_masking: bool, spread: bool) -> dict[str, Tensor]:
+    """Sequences from the start of a text, or spread evenly over it where it has more than are wanted."""
+    sequences = max(1, round(wanted / length))
+    if spread and len(tokens) > sequences * length:
+        starts = np.arange(sequences) * (len(tokens) - length - 1) // max(1, sequences - 1)
+        return make_batch(tokens.gather(starts, length + 1), tokens.eos_id if document_masking else None)
+    data = ValidationData(tokens, length, document_masking=document_masking, sequences=sequences)
+    (batch,) = data.batches(data.sequences)
+    return batch
+
+
+def join(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The rows of several batches in one."""
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}

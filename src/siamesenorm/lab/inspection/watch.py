@@ -1,0 +1,126 @@
+"""Watching a pass from outside: what every link reads and writes, and what is written in its place.
+
+While `watched` lasts, the methods of the topology and of its links report to a `Watcher`. No model has to know of it:
+whoever sends sublayers through a topology, by a `Flow` or by hand, calls these methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.residual import Link, Place, Topology
+from siamesenorm.residual.base import Streams
+
+
+class Watcher:
+    """Hears of a pass, step by step; a subclass takes what it wants to know."""
+
+    def opened(self, streams: Streams) -> Streams:
+        """The streams at the start; what is returned goes on."""
+        return streams
+
+    def read(self, place: Place, link: Link, streams: Streams) -> None:
+        """A sublayer is about to read from these streams."""
+
+    def output(self, place: Place, output: Tensor) -> Tensor:
+        """A sublayer's output; what is returned is written."""
+        return output
+
+    def written(self, place: Place, link: Link, before: Streams, output: Tensor, streams: Streams) -> Streams:
+        """The streams after a write, and those it was given; what is returned goes on."""
+        return streams
+
+    def closed(self, streams: Streams) -> None:
+        """The streams at the end."""
+
+
+@contextlib.contextmanager
+def watched(topology: Topology, watcher: Watcher) -> Iterator[None]:
+    """Let a watcher hear of every pass inside; fused steps run in their plain form meanwhile."""
+    with contextlib.ExitStack() as stack:
+
+        def put(owner: nn.Module, name: str, value: Callable[..., Any]) -> None:
+            stack.enter_context(replaced(owner, name, value))
+
+        put(topology, "open", lambda x, opening=topology.open: watcher.opened(opening(x)))
+        put(topology, "close", partial(_close, topology.close, watcher))
+        put(topology, "step", MethodType(Topology.step, topology))
+        for place, link in zip(topology.places, topology.links, strict=True):
+            assert isinstance(link, Link)
+            put(link, "write", partial(_write, link.write, watcher, place, link))
+            put(link, "read", partial(_read, link.read, watcher, place, link))
+        yield
+
+
+def _close(close: Callable[[Streams], Tensor], watcher: Watcher, streams: Streams) -> Tensor:
+    watcher.closed(streams)
+    return close(streams)
+
+
+def _read(
+    read: Callable[[Streams], tuple[Streams, Tensor]], watcher: Watcher, place: Place, link: Link, streams: Streams
+) -> tuple[Streams, Tensor]:
+    watcher.read(place, link, streams)
+    return read(streams)
+
+
+def _write(
+    write: Callable[[Streams, Tensor], Streams],
+    watcher: Watcher,
+    place: Place,
+    link: Link,
+    streams: Streams,
+    output: Tensor,
+) -> Streams:
+    output = watcher.output(place, output)
+    return watcher.written(place, link, streams, output, write(streams, output))
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another attribute on one object, for a while."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+@contextlib.contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode with parameters that take no gradient; everything is as it was afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        model.eval()
+        for parameter, _ in wanted:
+            parameter.requires_grad_(False)
+        with torch.inference_mode(False), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, requires_grad in wanted:
+            parameter.requires_grad_(requires_grad)
+
+
+def find_residual(model: nn.Module) -> Topology:
+    """The one topology of a model that has links; the parts of a pair have none."""
+    found = [module for module in model.modules() if isinstance(module, Topology) and len(module.links)]
+    if len(found) != 1:
+        how_many = f"has {len(found)} residual topologies" if found else "has no residual topology"
+        raise InspectionError(f"model: {type(model).__name__} {how_many}; name the one to look at with topology=")
+    return found[0]

@@ -1,0 +1,86 @@
+"""What someone needs to make the same runs again: versions, machine, command, and hashes of the data."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from siamesenorm.data.atomic import sha256_of
+from siamesenorm.data.index import INDEX
+from siamesenorm.data.sources import EMBEDDED, find_sources
+from siamesenorm.train.config import RunConfig
+from siamesenorm.version import __version__
+
+PACKAGES = ("torch", "numpy", "pydantic", "safetensors", "tokenizers")
+
+
+def machine_facts() -> dict[str, Any]:
+    """Versions and the machine, by name."""
+    versions = {"siamesenorm": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "versions": versions,
+        "machine": {"system": platform.platform(), "processor": processor(), "cores": cores()},
+    }
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.lru_cache(maxsize=1)
+def processor() -> str:
+    """The processor's name, or its architecture where the system does not say."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def command() -> str:
+    """The command line as a person would type it again."""
+    return shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "siamesenorm"), *sys.argv[1:]])
+
+
+def data_hashes(config: RunConfig) -> dict[str, str]:
+    """SHA-256 of every corpus that a configuration names."""
+    found: dict[str, str] = {}
+    for value in config.as_dict()["data"].values():
+        for name in value if isinstance(value, list) else [value]:
+            if isinstance(name, str) and (digest := hash_of(name)) is not None:
+                found[name] = digest
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def hash_of(name: str) -> str | None:
+    """Of an embedded corpus its texts, of a prepared folder its index, of a file its bytes, of a folder its listing."""
+    path = Path(name)
+    if not path.exists():
+        if name.partition(":")[0] not in EMBEDDED:
+            return None
+        (source,) = find_sources([name])
+        return source.sha256()
+    if path.is_file():
+        return sha256_of(path)
+    if (path / INDEX).is_file():
+        return sha256_of(path / INDEX)
+    digest = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
+    return digest.hexdigest()

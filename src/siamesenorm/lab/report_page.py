@@ -1,0 +1,175 @@
+"""The report as people see it: verdict, plots, published figures, numbers, and how to make it again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from siamesenorm.lab import figures
+from siamesenorm.lab.page import Page
+from siamesenorm.lab.presets import Preset
+from siamesenorm.lab.records import Records, Run
+from siamesenorm.lab.rows import provenance, published_rows
+from siamesenorm.lab.statistics import Analysis
+from siamesenorm.lab.tables import notes, place_text
+from siamesenorm.lab.verdict import interval_text, verdict
+from siamesenorm.train.yaml import write_yaml
+
+
+def make_page(records: Records, analysis: Analysis, title: str, preset: Preset | None, folder: Path) -> Page:
+    """The report as people see it."""
+    states = [run.state for run in records.runs]
+    finished, seeds = states.count("finished"), f"{len(records.seeds)} seed{'s' if len(records.seeds) > 1 else ''}"
+    page = Page(title, f"{len(states)} runs, {finished} finished, {len(states) - finished} diverged or stuck; {seeds}.")
+    page.heading("Verdict").bullets(verdict(analysis), "verdict")
+    for note in notes(records):
+        page.paragraph(note, "warning")
+    _plots(page, records, analysis)
+    if preset is not None:
+        _published(page, analysis, preset)
+    _numbers(page, records, analysis, folder)
+    _reproduce(page, records)
+    return page
+
+
+def _plots(page: Page, records: Records, analysis: Analysis) -> None:
+    metric = analysis.metric
+    page.heading("Plots")
+    page.plot(
+        "learning-rate",
+        f"Held-out {metric} by learning rate",
+        "Means over seeds with their standard deviation; a cross marks learning rates at which runs diverged.",
+        figures.by_learning_rate(records, analysis),
+    )
+    page.plot(
+        "curves",
+        "Training loss",
+        "Colour is the topology, dashes are the learning rate, bands reach from the lowest to the highest seed. "
+        "Click a name to hide it, twice to see it alone.",
+        figures.loss_curves(records, analysis),
+        height=460,
+    )
+    if analysis.same_lr:
+        rows = len(analysis.same_lr) + len(analysis.best_lr)
+        page.plot(
+            "differences",
+            f"Difference from {analysis.baseline}, seed by seed",
+            f"Bars are {analysis.confidence:.0%} confidence intervals by Student's t; with one seed there are none.",
+            figures.differences(records, analysis),
+            height=max(220, 80 + 44 * rows),
+        )
+    page.plot(
+        "heat-map",
+        "The grid",
+        f"Held-out {metric}, the mean over seeds.",
+        figures.heat_map(records, analysis),
+        height=max(220, 120 + 44 * len(analysis.ranges)),
+    )
+    page.plot(
+        "cost",
+        "Cost",
+        f"Medians over the runs, {analysis.baseline} being 100 %. Memory is counted above the idle process.",
+        figures.cost(records, analysis),
+        height=340,
+    )
+
+
+def _published(page: Page, analysis: Analysis, preset: Preset) -> None:
+    page.heading("Published beside measured")
+    page.paragraph(f"{preset.about} arXiv 2602.08064; one run a cell, no spread. Ours: held-out {analysis.metric}.")
+    rows = [
+        (
+            row["where"],
+            row["topology"],
+            f"{row['published']:.2f}" if isinstance(row["published"], float) else row["published"],
+            row["ours"] or "–",
+            " ".join(filter(None, (f"lr {row['our_lr']:g}" if row["our_lr"] else "", row["our_setting"]))) or "–",
+        )
+        for row in published_rows(analysis, preset)
+    ]
+    page.table(("paper's setting", "topology", "published", "ours", "our setting"), rows, words=2)
+
+
+def _numbers(page: Page, records: Records, analysis: Analysis, folder: Path) -> None:
+    page.heading("Numbers")
+    grouped = records.groups != [""]
+    headers = (*(["setting"] if grouped else []), "topology", *(f"lr {lr:g}" for lr in records.lrs))
+    rows = []
+    for found in analysis.ranges:
+        places = (analysis.place(found.topology, found.setting, lr) for lr in records.lrs)
+        rows.append((*([found.setting] if grouped else []), found.topology, *map(place_text, places)))
+    caption = f"Held-out {analysis.metric}, mean ± standard deviation over seeds."
+    page.table(headers, rows, caption=caption, words=2 if grouped else 1)
+    if analysis.same_lr:
+        page.table(
+            (
+                *(["setting"] if grouped else []),
+                "topology",
+                "lr",
+                f"{analysis.baseline}'s lr",
+                "difference",
+                "interval",
+                "seeds",
+            ),
+            [
+                (
+                    *([c.setting] if grouped else []),
+                    c.topology,
+                    f"{c.lr:g}",
+                    f"{c.baseline_lr:g}",
+                    f"{c.difference.mean:+.4f}",
+                    interval_text(c.difference),
+                    str(c.difference.count),
+                )
+                for c in (*analysis.best_lr, *analysis.same_lr)
+            ],
+            caption=f"Paired differences from {analysis.baseline}: each at its best learning rate, then at the same.",
+            words=2 if grouped else 1,
+        )
+    page.table(
+        ("topology", "setting", "step ms", "processor ms a step", "memory MiB"),
+        [
+            (c.topology, c.setting or "–", _milli(c.step_seconds), _milli(c.processor_seconds), _mebi(c.memory_bytes))
+            for c in analysis.costs
+        ],
+        caption="Medians over the runs of a topology.",
+        words=2,
+    )
+    page.paragraph(
+        "Every run with its numbers: report.csv and report.json, beside this page; every step: metrics.jsonl of a run."
+    )
+    page.table(
+        ("run", "state", "folder", analysis.metric, "step"),
+        [
+            (run.name, run.state, os.path.relpath(run.folder, folder), _score(run, analysis.metric), f"{run.step}")
+            for run in records.runs
+        ],
+        words=3,
+    )
+
+
+def _reproduce(page: Page, records: Records) -> None:
+    facts = provenance(records)
+    page.heading("Make it again")
+    page.paragraph("A run alone: siamesenorm train FOLDER/config.yaml --run NEW, with a folder of the table above.")
+    for command in facts["commands"]:
+        page.details("Command", command)
+    versions = [f"{name} {version}" for known in facts["versions"] for name, version in known.items()]
+    machines = [f"{m['processor']}, {m['cores']} cores, {m['system']}" for m in facts["machines"]]
+    page.details("Versions and machines", "\n".join([*dict.fromkeys(versions), *machines]) or "not recorded")
+    hashes = "\n".join(f"{digest}  {name}" for name, digest in facts["data"].items())
+    page.details("Data, SHA-256", hashes or "not recorded")
+    page.details("Configuration of the first run", write_yaml(records.runs[0].config.as_dict()))
+
+
+def _milli(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def _mebi(count: float | None) -> str:
+    return "–" if count is None else f"{count / 2**20:.1f}"
+
+
+def _score(run: Run, metric: str) -> str:
+    value = run.evaluation.get(metric)
+    return "–" if value is None or run.state == "diverged" else f"{value:.4f}"

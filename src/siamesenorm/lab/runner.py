@@ -1,0 +1,197 @@
+"""Runs the cells of a grid in local processes: side by side, resumable, whatever becomes of one of them.
+
+A cell is a run folder under ``cells/``. Finished and diverged ones are kept; one that was interrupted goes on from its
+checkpoint. Processes come from a fork server that has imported torch once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from siamesenorm.lab.cell import Order, work
+from siamesenorm.lab.grid import Cell
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import RunFolder
+
+CELLS = "cells"
+PATIENCE = 30.0
+"""Seconds that a cell has to save itself when it is asked to stop."""
+
+CellState = Literal["waiting", "running", "finished", "diverged", "interrupted", "failed"]
+DONE = ("finished", "diverged")
+
+
+@dataclass
+class Progress:
+    """How one cell is getting on."""
+
+    cell: Cell
+    folder: Path
+    state: CellState = "waiting"
+    step: int = 0
+    loss: float | None = None
+    losses: list[float] = field(default_factory=list)
+    """As they were heard of, for a sparkline."""
+    evaluation: dict[str, float] = field(default_factory=dict)
+    message: str = ""
+    kept: bool = False
+    """Whether it was done before."""
+
+    @property
+    def steps(self) -> int:
+        """All of them."""
+        return self.cell.config.steps
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Take in what its process says."""
+        kind = message["kind"]
+        if kind in ("started", "step"):
+            self.step = int(message["step"])
+        if kind == "step":
+            self.loss = float(message["loss"])
+            self.losses.append(self.loss)
+        elif kind == "evaluation":
+            self.evaluation = dict(message["metrics"])
+        elif kind == "ended":
+            self.state = message["state"]
+        elif kind == "failed":
+            self.state, self.message = "failed", str(message["message"])
+
+    def read(self) -> None:
+        """Take in what its folder says, if it is done or has failed."""
+        status = RunFolder(self.folder).status()
+        self.step = int(status.get("step") or self.step)
+        self.loss = status.get("loss") if status.get("loss") is not None else self.loss
+        self.evaluation = status.get("evaluation") or self.evaluation
+        self.message = self.message or str(status.get("message", ""))
+
+
+class Watcher:
+    """Shows nothing; others show how the grid is getting on."""
+
+    def changed(self, progress: Progress) -> None:
+        """A cell has begun, gone on or ended."""
+
+    def tick(self) -> None:
+        """Some time has passed."""
+
+
+def plan(cells: Sequence[Cell], out: Path) -> list[Progress]:
+    """Where every cell stands; done ones are known by their folders. Raises before anything is written."""
+    found = []
+    for cell in cells:
+        progress = Progress(cell, out / CELLS / cell.name)
+        run = RunFolder(progress.folder)
+        run.check(cell.config, "auto")
+        state = run.status().get("state")
+        if state in DONE:
+            progress.state, progress.kept = state, True
+            progress.read()
+        found.append(progress)
+    return found
+
+
+class LocalEngine:
+    """So many processes of this machine."""
+
+    def __init__(self, jobs: int, threads: int | None = None, gpus: int = 0) -> None:
+        if jobs < 1:
+            raise ConfigError(f"--jobs: {jobs} is not allowed; it takes 1 or more")
+        self.jobs, self.gpus = jobs, gpus
+        self.threads = threads or max(1, (os.cpu_count() or 1) // jobs)
+        self.context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
+        if sys.platform != "win32":
+            self.context.set_forkserver_preload(["siamesenorm.lab.cell", "siamesenorm.train.loop"])
+
+    def run(self, plan: Sequence[Progress], provenance: dict[str, Any], watcher: Watcher) -> bool:
+        """Run what is not done yet; False if it was interrupted, which has saved what was running."""
+        waiting = [progress for progress in plan if progress.state not in DONE]
+        running: dict[connection.Connection, tuple[Any, Progress, int]] = {}
+        with _stopping() as stop:
+            try:
+                while running or (waiting and not stop.asked):
+                    while waiting and len(running) < self.jobs and not stop.asked:
+                        slot = min(set(range(self.jobs)) - {taken for *_, taken in running.values()})
+                        running.update([self._start(waiting.pop(0), slot, provenance)])
+                    if stop.asked and not stop.told:
+                        stop.told = True
+                        for process, *_ in running.values():
+                            process.terminate()
+                    for pipe in connection.wait(list(running), timeout=0.25):
+                        process, progress, _ = running[pipe]  # type: ignore[index]
+                        if not _hear(pipe, progress):
+                            _end(process, progress, stop.asked)
+                            del running[pipe]  # type: ignore[arg-type]
+                        watcher.changed(progress)
+                    watcher.tick()
+            finally:
+                for process, *_ in running.values():
+                    process.kill()
+                    process.join(PATIENCE)
+        return not stop.asked
+
+    def _start(
+        self, progress: Progress, slot: int, provenance: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, Progress, int]]:
+        ours, theirs = self.context.Pipe(duplex=False)
+        gpu = slot % self.gpus if self.gpus else None
+        order = Order(progress.cell.config.as_dict(), str(progress.folder), provenance, self.threads, gpu)
+        process = self.context.Process(target=work, args=(theirs, order), name=progress.cell.name)
+        process.start()
+        theirs.close()
+        progress.state = "running"
+        return ours, (process, progress, slot)
+
+
+def _hear(pipe: Any, progress: Progress) -> bool:
+    """Everything that has been said so far; False if nothing more will come."""
+    try:
+        while pipe.poll():
+            progress.hear(pipe.recv())
+    except (EOFError, OSError):
+        return False
+    return True
+
+
+def _end(process: Any, progress: Progress, stopping: bool) -> None:
+    process.join(PATIENCE)
+    if progress.state == "running":  # it ended without a word: killed, or it had no time to begin
+        progress.state = "interrupted" if stopping else "failed"
+        progress.message = f"its process ended with code {process.exitcode}"
+    progress.read()
+
+
+class _Stop:
+    asked = told = False
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[_Stop]:
+    """The first Ctrl-C or SIGTERM asks to stop, the second ends at once."""
+    stop = _Stop()
+
+    def take(number: int, frame: FrameType | None) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,79 @@
+"""What a grid says, on a terminal: losses by topology and learning rate, differences, cost, the verdict."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from siamesenorm.lab.records import Records
+from siamesenorm.lab.statistics import Analysis, Place
+from siamesenorm.lab.verdict import verdict
+
+
+def show(console: Console, records: Records, analysis: Analysis) -> None:
+    """Everything in a screenful."""
+    console.print(scores(records, analysis))
+    for sentence in verdict(analysis):
+        console.print(Text.assemble(("• ", "bold cyan"), sentence))
+    for note in notes(records):
+        console.print(Text(note, style="yellow"))
+
+
+def scores(records: Records, analysis: Analysis) -> Table:
+    """A row for every topology and setting, a column for every learning rate."""
+    seeds = len(records.seeds)
+    caption = f"held-out {analysis.metric}, mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), caption=caption, caption_justify="left"
+    )
+    grouped = records.groups != [""]
+    if grouped:
+        table.add_column("setting", no_wrap=True)
+    table.add_column("topology", style="bold cyan", no_wrap=True)
+    for lr in records.lrs:
+        table.add_column(f"lr {lr:g}", justify="right", no_wrap=True)
+    best = {r.setting: set() for r in analysis.ranges}  # type: dict[str, set[tuple[str, float]]]
+    for found in analysis.ranges:
+        if found.best is not None:
+            best[found.setting].add((found.topology, found.best))
+    for setting in records.groups:
+        for topology in records.topologies:
+            places = [analysis.place(topology, setting, lr) for lr in records.lrs]
+            texts = [
+                Text(place_text(place), style="bold" if place and (topology, place.lr) in best[setting] else "")
+                if not (place and place.failed)
+                else Text(place_text(place), style="red")
+                for place in places
+            ]
+            if any(place is not None for place in places):
+                table.add_row(*([Text(setting)] if grouped else []), Text(topology), *texts)
+    return table
+
+
+def place_text(place: Place | None) -> str:
+    """``1.643 ± 0.004``, ``diverged``, ``1.643 (1 of 3 diverged)``."""
+    if place is None:
+        return "–"
+    if place.mean is None:
+        return " or ".join(sorted(set(place.failed.values())))
+    text = f"{place.mean:.4f}" + ("" if place.spread is None else f" ± {place.spread:.4f}")
+    if place.failed:
+        states = " or ".join(sorted(set(place.failed.values())))
+        text += f" ({len(place.failed)} of {len(place.failed) + len(place.scores)} {states})"
+    return text
+
+
+def notes(records: Records) -> list[str]:
+    """What a reader should know of the runs themselves."""
+    found = []
+    if records.unfinished:
+        found.append(
+            f"{len(records.unfinished)} runs are not finished and left out: {', '.join(records.unfinished[:5])}"
+        )
+    for name, difference in records.duplicates[:5]:
+        agreement = "" if difference is None else f"; their losses lie {difference:.2g} apart"
+        found.append(f"{name} was there twice and counts once{agreement}")
+    if len(records.duplicates) > 5:
+        found.append(f"{len(records.duplicates) - 5} more runs were there twice")
+    return found

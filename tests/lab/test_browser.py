@@ -1,0 +1,120 @@
+"""The report in a real browser: no error, nothing fetched, plots drawn, strings of users stay text."""
+
+import json
+
+import pytest
+
+from siamesenorm.lab.records import find_runs, read_records
+from siamesenorm.lab.report import write_report
+from siamesenorm.lab.statistics import analyse
+
+from .browser import Browser
+from .folders import FACTS, write_grid
+
+EVIL = "<script>window.hacked=1</script><img src=x onerror='window.hacked=2'>"
+SCORES = {
+    ("pre", 1e-3): [2.50, 2.52, 2.48],
+    ("pre", 1e-2): [2.10, 2.12, 2.09],
+    ("siamese:depth_scaling=none,input_norm=false", 1e-3): [2.40, 2.42, 2.39],
+    ("siamese:depth_scaling=none,input_norm=false", 1e-2): [2.00, 2.03, 1.98],
+    ("post", 1e-3): [2.30, 2.33, 2.29],
+    ("post", 1e-2): [None, 2.9, None],
+}
+PLOTS = ["curves", "cost", "differences", "heat-map", "learning-rate"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    opened = Browser()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A grid whose names, messages, commands and corpora are full of markup."""
+    root = tmp_path_factory.mktemp("report")
+    for number, folder in enumerate(write_grid(root / "cells", SCORES)):
+        status = json.loads((folder / "status.json").read_text())
+        (folder / "status.json").write_text(json.dumps({**status, "message": EVIL}))
+        (folder / "cell.json").write_text(json.dumps({**FACTS, "command": EVIL, "data": {EVIL: "ab"}}))
+        folder.rename(folder.with_name(f"<img src=x onerror='window.hacked=3'>{number}"))
+    records = read_records(find_runs([root]))
+    return write_report(records, analyse(records, baseline="pre"), root, title=f"Report {EVIL}")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1200, 390], ids=["desk", "phone"])
+def test_it_opens_without_an_error_and_without_a_request(browser, report, width, dark):
+    browser.open(report, width=width, dark=dark)
+    assert browser.problems == []
+    assert browser.requests == [report.resolve().as_uri()]
+    back = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
+    # Nothing but tables and listings, which scroll by themselves, is wider than the screen.
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_every_plot_is_drawn_with_its_lines(browser, report):
+    browser.open(report)
+    assert sorted(browser.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id.slice(5))")) == sorted(PLOTS)
+    for name in PLOTS:
+        width, height = browser.evaluate(
+            f"(({{width, height}}) => [width, height])({svg(name)}.getBoundingClientRect())"
+        )
+        assert width > 400
+        assert height > 150
+    assert browser.evaluate(f"{plot('curves')}.querySelectorAll('.scatterlayer .trace').length") >= 6
+    assert browser.evaluate(f"{plot('cost')}.querySelectorAll('.bars .point').length") >= 6
+    assert browser.evaluate(f"{plot('heat-map')}.querySelectorAll('.hm image').length") == 1
+    assert "diverged" in browser.evaluate(f"{plot('learning-rate')}.textContent")
+
+
+def test_strings_of_users_stay_text(browser, report):
+    browser.open(report)
+    assert browser.evaluate("window.hacked") is None
+    assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    assert EVIL in browser.evaluate("document.querySelector('h1').textContent")
+    assert EVIL in browser.evaluate("document.title")
+    assert "<img src=x onerror='window.hacked=3'>0" in browser.evaluate("document.body.textContent")
+
+
+def test_a_script_that_slipped_in_would_not_run(browser, report):
+    browser.open(report)
+    browser.evaluate(
+        "(() => { const s = document.createElement('script'); s.textContent = 'window.hacked = 4';"
+        "document.body.append(s); })()"
+    )
+    assert browser.evaluate("window.hacked") is None
+
+
+def test_the_button_changes_the_theme_of_page_and_plots(browser, report):
+    def colours():
+        page = browser.evaluate("getComputedStyle(document.body).color")
+        return page, browser.evaluate(f"{plot('curves')}.querySelector('.xtick text').style.fill")
+
+    browser.open(report)
+    before = colours()
+    for _ in range(2):  # auto, light, dark
+        browser.evaluate("document.getElementById('theme').click()")
+    assert browser.evaluate("document.documentElement.dataset.theme") == "dark"
+    after = colours()
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+    browser.evaluate("document.getElementById('theme').click()")
+
+
+def test_a_name_in_the_legend_can_be_hidden(browser, report):
+    browser.open(report)
+    hidden = "document.getElementById('plot-learning-rate').data.filter(t => t.visible === 'legendonly').length"
+    assert browser.evaluate(hidden) == 0
+    browser.evaluate("Plotly.restyle('plot-learning-rate', {visible: 'legendonly'}, [0]).then(() => null)")
+    assert browser.evaluate(hidden) == 1
+
+
+def plot(name: str) -> str:
+    return f"document.getElementById('plot-{name}')"
+
+
+def svg(name: str) -> str:
+    return f"{plot(name)}.querySelector('svg.main-svg')"

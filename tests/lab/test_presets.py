@@ -1,0 +1,93 @@
+"""The presets: their published figures are the paper's, and every one of their cells can be run."""
+
+import pytest
+
+from siamesenorm.lab.compare import make_grid
+from siamesenorm.lab.presets import PRESETS, SIAMESE, find_preset
+from siamesenorm.lab.records import find_runs, read_records
+from siamesenorm.lab.rows import published_rows
+from siamesenorm.lab.statistics import analyse
+from siamesenorm.train.errors import ConfigError
+
+from .folders import write_run
+
+X = "diverged"
+# Perplexities of arXiv 2602.08064, as the paper's tables have them.
+RATES = {
+    "lr 0.0004": {"pre": 11.21, "hybrid": 10.91, "span": 11.00, SIAMESE: 10.57},
+    "lr 0.001": {
+        "pre": 10.84, "post": X, "deepnorm": 11.47, "hybrid": X, "span": 10.86, "hyper": 10.73, SIAMESE: 10.43,
+    },
+    "lr 0.002": {
+        "pre": 10.89, "post": X, "deepnorm": X, "residual_dual": 13.66, "hybrid": X, "span": X, "hyper": 10.77,
+        SIAMESE: 10.48,
+    },
+    "lr 0.002, 350B tokens": {"pre": 9.67, "hyper": 9.57, SIAMESE: 9.42},
+    "mixture of experts, lr 0.001": {"pre": 7.92, SIAMESE: 7.76},
+}  # fmt: skip
+DEPTHS = {
+    "10 blocks": {"pre": 17.47, SIAMESE: 16.15},
+    "17 blocks": {"pre": 17.23, SIAMESE: 15.69},
+    "33 blocks": {"pre": 17.29, SIAMESE: 15.64},
+    "80 blocks": {"pre": 18.02, SIAMESE: 15.98},
+}
+ABLATION = {
+    "input norm no, depth scaling no": 10.88,
+    "input norm yes, depth scaling no": 10.68,
+    "input norm no, depth scaling yes": 10.51,
+    "input norm yes, depth scaling yes": 10.43,
+    "ResiDual with input norm": 11.68,
+    "one HybridNorm stream with both": 10.65,
+    "one HybridNorm stream without depth scaling": X,
+}
+
+
+def table_of(name):
+    found = {}
+    for figure in PRESETS[name].published:
+        found.setdefault(figure.where, {})[figure.topology] = figure.value
+    return found
+
+
+def test_published_figures_are_the_papers():
+    assert table_of("lr") == RATES
+    assert table_of("depth") == DEPTHS
+    assert {figure.where: figure.value for figure in PRESETS["ablation"].published} == ABLATION
+    assert table_of("warmup") == {"no warm-up": {SIAMESE: "trains"}, "300 steps": {"hybrid": X}}
+
+
+def test_ablation_switches_what_its_rows_say():
+    specs = {figure.where: figure.topology for figure in PRESETS["ablation"].published}
+    assert specs["input norm no, depth scaling no"] == f"{SIAMESE},input_norm=false,depth_scaling=none"
+    assert specs["input norm yes, depth scaling yes"] == SIAMESE
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_cell_is_valid_and_every_figure_has_its_cell(name):
+    preset = find_preset(name)
+    cells = make_grid(preset=preset).cells()
+    there = {(cell.topology, cell.lr, *cell.settings) for cell in cells}
+    for figure in preset.published:
+        if figure.lr is not None:
+            assert (figure.topology, figure.lr, *filter(None, [figure.setting])) in there
+
+
+def test_options_of_the_user_go_before_the_presets():
+    cells = make_grid(preset=find_preset("lr"), topologies=["pre"], seeds=["3,4"]).cells()
+    assert {(c.topology, c.seed) for c in cells} == {("pre", 3), ("pre", 4)}
+    assert {c.lr for c in cells} == {4e-3, 1e-2, 2e-2}
+
+
+def test_measured_stands_beside_published(tmp_path):
+    for warmup, topology, loss in ((0, SIAMESE, 1.5), (3, "hybrid", None), (3, SIAMESE, 1.6)):
+        state = "diverged" if loss is None else "finished"
+        write_run(tmp_path, topology, 1e-2, loss=loss, state=state, overrides=(f"warmup={warmup}",))
+    rows = published_rows(analyse(read_records(find_runs([tmp_path]))), find_preset("warmup"))
+    assert [(row["published"], row["ours"]) for row in rows] == [("trains", "1.5000"), (X, "diverged")]
+
+
+def test_unknown_preset_is_one_sentence():
+    with pytest.raises(
+        ConfigError, match="--preset: 'depht' is not known; it takes one of lr, depth, warmup, ablation"
+    ):
+        find_preset("depht")

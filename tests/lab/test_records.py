@@ -1,0 +1,121 @@
+"""Runs from folders: each once wherever it was made, unfinished ones named, what differs found by itself."""
+
+import json
+
+import pytest
+
+from siamesenorm.lab.records import find_runs, read_records, read_run, thinned
+from siamesenorm.train.errors import ConfigError
+
+from .folders import FACTS, write_run
+
+
+def test_runs_are_found_at_any_depth_and_once(tmp_path):
+    one, other = write_run(tmp_path / "a" / "cells"), write_run(tmp_path / "b", "siamese")
+    (one / "checkpoints").mkdir()
+    assert find_runs([tmp_path, one]) == [one, other]
+
+
+def test_a_grid_gives_its_order(tmp_path):
+    folders = [write_run(tmp_path / "cells", name) for name in ("siamese", "pre", "post")]
+    (tmp_path / "grid.json").write_text(json.dumps({"cells": [folder.name for folder in folders]}))
+    assert read_records(find_runs([tmp_path])).topologies == ["siamese", "pre", "post"]
+
+
+def test_settings_are_the_fields_that_differ(tmp_path):
+    for warmup in (0, 4):
+        for topology in ("pre", "siamese"):
+            write_run(tmp_path, topology, overrides=(f"warmup={warmup}", f"logging.every={warmup + 1}"))
+    records = read_records(find_runs([tmp_path]))
+    assert sorted(records.groups) == ["warmup=0", "warmup=4"]
+
+
+def test_what_follows_from_another_field_is_not_said(tmp_path):
+    for blocks, dim in ((4, 96), (12, 64)):
+        write_run(tmp_path, overrides=(f"blocks={blocks}", f"dim={dim}", f"ffn_dim={3 * dim}"))
+    assert sorted(read_records(find_runs([tmp_path])).groups) == ["blocks=12", "blocks=4"]
+
+
+def test_runs_that_agree_have_no_setting(tmp_path):
+    write_run(tmp_path, "pre", 1e-3, 0)
+    write_run(tmp_path, "siamese", 1e-2, 1)
+    assert read_records(find_runs([tmp_path])).groups == [""]
+
+
+def test_a_run_of_two_machines_counts_once(tmp_path):
+    write_run(tmp_path / "here", seed=0, loss=2.0)
+    write_run(tmp_path / "there", seed=0, loss=2.25)
+    write_run(tmp_path / "there", seed=1, loss=2.5)
+    records = read_records(find_runs([tmp_path / "here", tmp_path / "there"]))
+    assert [(run.seed, run.score("loss")) for run in records.runs] == [(0, 2.0), (1, 2.5)]
+    ((_, difference),) = records.duplicates
+    assert difference == pytest.approx(0.25)
+
+
+def test_data_count_by_content_not_by_path(tmp_path):
+    for name, digest in (("one", "aa"), ("two", "aa"), ("three", "bb")):
+        facts = {**FACTS, "data": {f"/{name}/corpus": digest}}
+        write_run(tmp_path / name, overrides=(f"data.train=[/{name}/corpus]",), facts=facts)
+    records = read_records(find_runs([tmp_path]))
+    assert len(records.runs) == 2
+    assert len(records.duplicates) == 1
+
+
+def test_unfinished_runs_are_left_out_and_named(tmp_path):
+    write_run(tmp_path, seed=0)
+    left = write_run(tmp_path, seed=1, state="interrupted")
+    records = read_records(find_runs([tmp_path]))
+    assert len(records.runs) == 1
+    assert records.unfinished == (left.name,)
+
+
+def test_a_finished_run_on_the_plateau_is_stuck(tmp_path):
+    # 3.2 is what frequencies alone give; the last quarter learns nothing.
+    flat = write_run(tmp_path, seed=0, loss=3.15, losses=[3.2] * 40)
+    assert read_run(flat).state == "stuck"
+    assert read_run(flat).score("loss") is None
+    slow = write_run(tmp_path, seed=1, loss=3.15, losses=[6 - 0.07 * step for step in range(40)])
+    assert read_run(slow).state == "finished"  # still learning, only slowly
+    good = write_run(tmp_path, seed=2, loss=2.0, losses=[2.0] * 40)
+    assert read_run(good).state == "finished"
+
+
+def test_a_run_of_the_trainer_without_cell_json_is_taken(tmp_path):
+    folder = write_run(tmp_path)
+    (folder / "cell.json").unlink()
+    assert read_records([folder]).runs[0].score("loss") == 2.0
+
+
+@pytest.mark.parametrize("broken", ["status.json", "metrics.jsonl", "cell.json"])
+def test_damaged_files_do_not_stop_a_report(tmp_path, broken):
+    folder, other = write_run(tmp_path, seed=0), write_run(tmp_path, seed=1)
+    (folder / broken).write_text('{"step": nonsense')
+    assert other.name in {run.name for run in read_records([folder, other]).runs}
+
+
+def test_a_damaged_configuration_is_one_sentence(tmp_path):
+    folder = write_run(tmp_path)
+    (folder / "config.yaml").write_text("task: [")
+    with pytest.raises(ConfigError, match="not YAML"):
+        read_records([folder])
+
+
+@pytest.mark.parametrize("what", ["nothing", "empty"])
+def test_no_runs_is_one_sentence(tmp_path, what):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"is not a folder|holds no run"):
+        find_runs([tmp_path / what])
+
+
+def test_only_unfinished_runs_are_no_report(tmp_path):
+    with pytest.raises(ConfigError, match="none of them is finished"):
+        read_records([write_run(tmp_path, state="running")])
+
+
+def test_a_thinned_curve_keeps_means_and_its_last_step():
+    points = [(step, float(step)) for step in range(1, 1001)]
+    few = thinned(points, 100)
+    assert len(few) == 100
+    assert few[0] == (10, 5.5)
+    assert few[-1][0] == 1000
+    assert thinned(points[:7], 100) == points[:7]

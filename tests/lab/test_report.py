@@ -1,0 +1,241 @@
+"""Reports: the three files agree, strings of users stay text, nothing is fetched, grids of machines are merged."""
+
+import csv
+import html.parser
+import io
+import json
+import re
+import xml.etree.ElementTree
+
+import pytest
+
+from siamesenorm.cli import main
+from siamesenorm.lab.export import export_figures, parse_formats
+from siamesenorm.lab.page import Page, label, script_json
+from siamesenorm.lab.presets import PRESETS
+from siamesenorm.lab.records import find_runs, read_records
+from siamesenorm.lab.report import write_report
+from siamesenorm.lab.statistics import analyse
+from siamesenorm.train.errors import ConfigError
+
+from .folders import FACTS, write_grid, write_run
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+SCORES = {
+    ("pre", 1e-3): [2.50, 2.52, 2.48],
+    ("pre", 1e-2): [2.10, 2.12, 2.09],
+    ("siamese", 1e-3): [2.40, 2.42, 2.39],
+    ("siamese", 1e-2): [2.00, 2.03, 1.98],
+    ("post", 1e-3): [2.30, 2.33, 2.29],
+    ("post", 1e-2): [None, 2.9, None],
+}
+
+
+class Reader(html.parser.HTMLParser):
+    """Every element with its attributes, and the text that a person would see."""
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.texts, self.inside = [], [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        if self.inside not in ("script", "style"):
+            self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    root = tmp_path_factory.mktemp("grid")
+    write_grid(root / "cells", SCORES)
+    records = read_records(find_runs([root]))
+    analysis = analyse(records, baseline="pre")
+    page = write_report(records, analysis, root, title="Mine")
+    return root, records, analysis, page.read_text(encoding="utf-8")
+
+
+def test_csv_has_what_json_has(grid):
+    root, records, *_ = grid
+    rows = json.loads((root / "report.json").read_text())["runs"]
+    read = list(csv.DictReader(io.StringIO((root / "report.csv").read_text())))
+    assert len(rows) == len(read) == len(records.runs)
+    for row, line in zip(rows, read, strict=True):
+        assert {name: "" if value is None else str(value) for name, value in row.items()} == {
+            name: value for name, value in line.items() if name in row
+        }
+        assert all(value == "" for name, value in line.items() if name not in row)
+
+
+def test_every_number_of_the_json_lies_in_a_run_beside_it(grid):
+    root, *_ = grid
+    report = json.loads((root / "report.json").read_text())
+    for row in report["runs"]:
+        status = json.loads((root / row["folder"] / "status.json").read_text())
+        assert status["evaluation"].get("loss") == row.get("evaluation.loss")
+
+
+def test_page_shows_verdict_numbers_and_provenance(grid):
+    *_, page = grid
+    text = " ".join(Reader(page).texts)
+    assert "siamese is better than pre by 0.1 nats" in text
+    assert "2.0033 ± 0.0252" in text
+    assert "2.9000 (2 of 3 diverged)" in text
+    for fact in ("torch 2.13", "siamesenorm compare", "ab" * 32, "topology: "):
+        assert fact in text
+
+
+def test_page_asks_for_nothing(grid):
+    *_, page = grid
+    elements = Reader(page).elements
+    assert not [tag for tag, _ in elements if tag in ("link", "img", "iframe", "object", "embed", "base", "form")]
+    assert not [attrs for _, attrs in elements if {"src", "href", "srcset", "action"} & set(attrs)]
+    (policy,) = [attrs["content"] for tag, attrs in elements if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy.split("script-src")[1]
+
+
+def test_plots_are_there_with_their_data(grid):
+    *_, page = grid
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page, re.DOTALL)[1])
+    assert set(figures) == {"learning-rate", "curves", "differences", "heat-map", "cost"}
+    ids = {attrs.get("id") for _, attrs in Reader(page).elements}
+    assert {f"plot-{name}" for name in figures} <= ids
+    crosses = [trace for trace in figures["learning-rate"]["data"] if trace["marker"].get("symbol") == "x"]
+    assert [trace["x"] for trace in crosses] == [[1e-2]]  # where post diverged
+    (heat,) = figures["heat-map"]["data"]
+    assert heat["x"] == ["0.001", "0.01"]
+    assert sorted(heat["y"]) == ["post", "pre", "siamese"]
+    bands = [trace for trace in figures["curves"]["data"] if trace.get("fill") == "toself"]
+    assert len(bands) == 6
+
+
+def test_the_same_runs_give_the_same_files(grid, tmp_path):
+    root, records, analysis, page = grid
+    again = write_report(records, analysis, root, title="Mine")
+    assert again.read_text(encoding="utf-8") == page
+
+
+# Strings of users ----------------------------------------------------------------------------------------
+
+
+def test_strings_of_users_stay_text(tmp_path):
+    facts = {**FACTS, "command": EVIL, "data": {EVIL: EVIL}, "versions": {EVIL: EVIL}}
+    write_run(tmp_path / "x", name="-img src=x onerror=alert(3)-", facts=facts, overrides=(f"about={EVIL}",))
+    (folder,) = find_runs([tmp_path])
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**status, "message": EVIL, "state": "diverged"}))
+    records = read_records([folder])
+    page = write_report(records, analyse(records), tmp_path, title=EVIL).read_text(encoding="utf-8")
+    reader = Reader(page)
+    assert [tag for tag, _ in reader.elements].count("script") == 3  # data, plotly.js, the page's own
+    assert not [tag for tag, _ in reader.elements if tag == "img"]
+    assert not [name for _, attrs in reader.elements for name in attrs if name.startswith("on")]
+    assert EVIL in "".join(reader.texts)
+
+
+def test_json_in_a_script_cannot_end_it():
+    text = script_json({"name": EVIL, "comment": "<!--", "line": "\u2028"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"name": EVIL, "comment": "<!--", "line": "\u2028"}
+
+
+def test_labels_of_plots_have_no_tags():
+    assert label("<b>a</b> & b") == "&lt;b&gt;a&lt;/b&gt; &amp; b"
+
+
+def test_formulas_for_spreadsheets_are_defused(tmp_path):
+    folder = write_run(tmp_path, name="=cmd")
+    records = read_records([folder])
+    write_report(records, analyse(records), tmp_path / "out")
+    assert "\n'=cmd," in (tmp_path / "out" / "report.csv").read_text()
+
+
+def test_a_plot_has_its_name_once():
+    page = Page("x").plot("a", "", "", {"data": []})
+    with pytest.raises(ValueError, match="stands twice"):
+        page.plot("a", "", "", {"data": []})
+
+
+# The command ---------------------------------------------------------------------------------------------
+
+
+def test_grids_of_two_machines_become_one_report(tmp_path, capsys):
+    write_grid(tmp_path / "one", {("pre", 1e-2): [2.0, 2.1], ("siamese", 1e-2): [1.9, 2.0]})
+    write_run(tmp_path / "two", "pre", 1e-2, 1, 2.1)
+    write_run(tmp_path / "two", "pre", 1e-2, 2, 2.2)
+    write_run(tmp_path / "two", "siamese", 1e-2, 2, 2.1)
+    folders = [str(tmp_path / "one"), str(tmp_path / "two")]
+    assert main(["report", *folders, "--out", str(tmp_path / "out"), "--title", "Both"]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert len(report["runs"]) == 6
+    assert report["analysis"]["best_lr"][0]["difference"]["count"] == 3
+    assert any("was there twice and counts once; their losses lie 0 apart" in note for note in report["notes"])
+    assert "counts once" in " ".join(capsys.readouterr().out.split())
+
+
+def test_pre_is_the_baseline_of_loose_runs(tmp_path):
+    write_grid(tmp_path, {("deepnorm", 1e-2): [2.0], ("pre", 1e-2): [2.1]})
+    assert main(["report", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["analysis"]["baseline"] == "pre"
+
+
+def test_a_presets_grid_shows_what_was_published(tmp_path):
+    folder = write_run(tmp_path / "cells", "pre", 4e-3)
+    (tmp_path / "grid.json").write_text(json.dumps({"preset": "lr", "cells": [folder.name]}))
+    assert main(["report", str(tmp_path)]) == 0
+    text = " ".join(Reader((tmp_path / "report.html").read_text(encoding="utf-8")).texts)
+    assert "Published beside measured" in text
+    assert "11.21" in text
+    assert len(json.loads((tmp_path / "report.json").read_text())["published"]) == len(PRESETS["lr"].published)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "is not a folder"),
+        (["."], "holds no run"),
+        (["{run}", "--metric", "beauty"], "--metric: 'beauty' is not known"),
+        (["{run}", "--baseline", "post"], "is not among the runs"),
+        (["{run}", "--figures", "gif"], "--figures: 'gif' is not known; it takes png, svg, pdf"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, message, tmp_path, capsys, monkeypatch):
+    run = write_run(tmp_path / "runs")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert main(["report", *(part.format(run=run) for part in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(run.glob("report.*"))
+
+
+# Plots for papers ----------------------------------------------------------------------------------------
+
+
+def test_plots_are_drawn_as_png_and_svg(grid, tmp_path):
+    _, records, analysis, _ = grid
+    written = export_figures(records, analysis, tmp_path, parse_formats("png,svg"))
+    assert sorted(path.name for path in written) == sorted(
+        f"{name}.{kind}"
+        for name in ("curves", "learning_rate", "differences", "heat_map", "cost")
+        for kind in ("png", "svg")
+    )
+    for path in written:
+        if path.suffix == ".png":
+            assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        else:
+            assert xml.etree.ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_a_missing_matplotlib_names_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"siamesenorm\[plot\]"):
+        parse_formats("png")

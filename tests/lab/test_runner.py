@@ -1,0 +1,227 @@
+"""Cells in processes: kept when done, resumed when not, one's end does not touch the others."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from siamesenorm.cli import main
+from siamesenorm.lab.compare import Prepared, prepare_grid, prepare_text
+from siamesenorm.lab.grid import Grid
+from siamesenorm.lab.records import read_records
+from siamesenorm.lab.runner import LocalEngine, Watcher, plan
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import read_metrics
+
+TINY = (
+    "model.dim=16",
+    "model.blocks=1",
+    "model.heads=2",
+    "model.ffn_dim=16",
+    "data.sequence_length=16",
+    "data.train=[arithmetic]",
+    "train.batch_size=2",
+    "train.steps=12",
+    "schedule.warmup=2",
+    "checkpoint.every=null",
+    "evaluation.every=6",
+    "evaluation.sequences=4",
+    "logging.every=1",
+)
+
+
+def tiny_grid(*more: str, **wanted) -> Grid:
+    return Grid("lm-tiny", **{"topologies": ("pre", "siamese"), "lrs": (1e-2,), "overrides": (*TINY, *more), **wanted})
+
+
+def run(prepared: Prepared, jobs: int = 2) -> bool:
+    return LocalEngine(jobs, threads=1).run(prepared.plan, prepared.provenance, Watcher())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished")
+    prepared = prepare_grid(tiny_grid(), out)
+    assert run(prepared)
+    return out, prepared
+
+
+def test_cells_end_with_results_cost_and_provenance(finished):
+    out, prepared = finished
+    assert [progress.state for progress in prepared.plan] == ["finished", "finished"]
+    for progress in prepared.plan:
+        facts = json.loads((progress.folder / "cell.json").read_text())
+        assert facts["processor_seconds"] > 0
+        assert facts["threads"] == 1
+        assert facts["versions"]["torch"]
+        assert len(facts["data"]["arithmetic"]) == 64
+        assert (progress.folder / "weights.safetensors").is_file()
+        assert not (progress.folder / "checkpoints").exists()  # it will not go on
+        assert progress.evaluation["loss"] > 0
+        assert progress.losses
+    assert {run.state for run in read_records(prepared.done).runs} <= {"finished", "stuck"}
+    assert json.loads((out / "grid.json").read_text())["topologies"] == ["pre", "siamese"]
+
+
+def test_done_cells_are_kept_and_new_ones_added(finished):
+    out, prepared = finished
+    before = {p.folder: (p.folder / "metrics.jsonl").stat().st_mtime_ns for p in prepared.plan}
+    again = prepare_grid(tiny_grid(seeds=(0, 1), topologies=("pre",)), out)
+    assert [progress.kept for progress in again.plan] == [True, False]
+    assert run(again)
+    assert [progress.state for progress in again.plan] == ["finished", "finished"]
+    assert all((folder / "metrics.jsonl").stat().st_mtime_ns == moment for folder, moment in before.items())
+
+
+def test_a_diverged_cell_is_a_result_and_the_grid_goes_on(tmp_path):
+    # A spike of nothing at all above the median counts, so the second run ends at once.
+    prepared = prepare_grid(
+        tiny_grid("divergence.window=2", "divergence.spike_steps=1", topologies=("pre",), lrs=(1e-2, 100.0)), tmp_path
+    )
+    assert run(prepared, jobs=1)
+    assert [progress.state for progress in prepared.plan] == ["finished", "diverged"]
+    states = {run.lr: run.state for run in read_records(prepared.done).runs}
+    assert states[100.0] == "diverged"
+
+
+def test_a_cell_that_cannot_run_fails_alone(tmp_path):
+    prepared = prepare_grid(tiny_grid(), tmp_path)
+    prepared.plan[0].folder.mkdir(parents=True)
+    (prepared.plan[0].folder / "stranger.txt").write_text("not a run")
+    assert run(prepared)
+    assert [progress.state for progress in prepared.plan] == ["failed", "finished"]
+    assert "holds other files" in prepared.plan[0].message
+    assert prepared.failed == [prepared.plan[0]]
+
+
+def test_a_killed_process_fails_alone_and_is_resumed(tmp_path):
+    grid = tiny_grid("train.steps=40", "checkpoint.every=5", topologies=("pre",), seeds=(0, 1))
+
+    class Killer(Watcher):
+        """Kills the first cell's process when it has taken some steps."""
+
+        def changed(self, progress):
+            if progress is prepared.plan[0] and progress.step >= 8 and progress.state == "running":
+                import multiprocessing
+
+                for child in multiprocessing.active_children():
+                    if child.name == progress.cell.name:
+                        os.kill(child.pid, signal.SIGKILL)
+
+    prepared = prepare_grid(grid, tmp_path)
+    LocalEngine(1, threads=1).run(prepared.plan, prepared.provenance, Killer())
+    first, second = prepared.plan
+    assert (first.state, second.state) == ("failed", "finished")
+    again = prepare_grid(grid, tmp_path)
+    assert [progress.kept for progress in again.plan] == [False, True]
+    assert run(again)
+    assert again.plan[0].state == "finished"
+    assert [r["step"] for r in read_metrics(again.plan[0].folder) if "loss" in r] == list(range(1, 41))
+
+
+def start(out, *more: str) -> subprocess.Popen:
+    sets = [part for item in (*TINY, *more) for part in ("--set", item)]
+    command = [sys.executable, "-m", "siamesenorm", "compare", "--recipe", "lm-tiny", "--topologies", "pre,siamese"]
+    command += ["--lrs", "1e-2", "--seeds", "0", "--jobs", "2", "--out", str(out), *sets]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
+    steps = "train.steps=400"
+    process = start(tmp_path / "stopped", steps)
+    metrics = None
+    for _ in range(1200):  # until a cell is well under way
+        metrics = next(iter((tmp_path / "stopped").glob("cells/*/metrics.jsonl")), None)
+        if metrics is not None and metrics.read_text().count("\n") > 20:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "the same command goes on from here" in err
+    assert "Traceback" not in err
+    states = [json.loads(p.read_text()) for p in (tmp_path / "stopped").glob("cells/*/status.json")]
+    assert {state["state"] for state in states} == {"interrupted"}
+    taken = max(state["step"] for state in states)
+    assert 20 < taken < 400
+    process = start(tmp_path / "stopped", steps)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "report.html" in out
+    # A run that was never stopped has the same losses.
+    whole = prepare_grid(tiny_grid(steps, topologies=("pre",)), tmp_path / "whole")
+    assert run(whole, jobs=1)
+    (folder,) = whole.done
+    resumed = tmp_path / "stopped" / "cells" / folder.name
+    assert [r["loss"] for r in read_metrics(resumed) if "loss" in r] == [
+        r["loss"] for r in read_metrics(folder) if "loss" in r
+    ]
+
+
+# Before anything is written ------------------------------------------------------------------------------
+
+
+def test_data_that_changed_under_its_name_is_noticed(tmp_path):
+    prepared = prepare_grid(tiny_grid(topologies=("pre",)), tmp_path)
+    folder = prepared.plan[0].folder
+    folder.mkdir(parents=True)
+    (folder / "cell.json").write_text(json.dumps({"data": {"arithmetic": "0" * 64}}))
+    (folder / "config.yaml").write_text(json.dumps(prepared.plan[0].cell.config.as_dict()))
+    with pytest.raises(ConfigError, match="'arithmetic' is not what it was"):
+        prepare_grid(tiny_grid(topologies=("pre",)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topologies", "pre,nonsense"], "unknown name 'nonsense'"),
+        (["--lrs", "fast"], "--lrs: 'fast'"),
+        (["--preset", "nothing"], "--preset: 'nothing' is not known"),
+        (["--set", "data.train=[nowhere]"], "'nowhere' is neither"),
+        (["--text", "nowhere.txt"], "'nowhere.txt' is neither a file nor a folder"),
+        (["--text", "nowhere.txt", "--set", "blocks=0"], "model.blocks"),
+        (["--figures", "gif"], "--figures: 'gif'"),
+        (["--recipe", "nothing"], "unknown name 'nothing'"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_jobs_below_one_are_refused():
+    with pytest.raises(ConfigError, match="--jobs: 0"):
+        LocalEngine(0)
+
+
+def test_a_users_text_is_prepared_once_and_partly_held_out(tmp_path):
+    text = tmp_path / "mine.txt"
+    text.write_text("\n\n".join(f"Paragraph {number} says little." for number in range(400)))
+    first = prepare_text(text, tmp_path / "out")
+    index = json.loads((first / "index.json").read_text())
+    assert index["splits"]["validation"]["documents"] > 5
+    assert index["splits"]["train"]["documents"] > 300
+    moment = (first / "index.json").stat().st_mtime_ns
+    assert prepare_text(text, tmp_path / "out") == first
+    assert (first / "index.json").stat().st_mtime_ns == moment
+    text.write_text(text.read_text() + "\n\nOne more.")
+    assert prepare_text(text, tmp_path / "out") != first  # cells of the old text are not taken for new ones
+
+
+def test_a_text_of_one_line_is_too_short(tmp_path):
+    (tmp_path / "short.txt").write_text("Just this.")
+    with pytest.raises(ConfigError, match="is too short; it takes a text"):
+        prepare_text(tmp_path / "short.txt", tmp_path / "out")
+
+
+def test_a_plan_writes_nothing(tmp_path):
+    plan(tiny_grid().cells(), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
