@@ -40,7 +40,7 @@ from siamesenorm.train.recipes import resolve
 RESULT = Path(__file__).parent / "results" / "engine.json"
 SHAPES = {
     "lm-tiny (d64x12)": [],
-    "d256x6": ["dim=256", "blocks=6", "heads=4", "ffn_dim=704", "sequence_length=128", "train.batch_size=8"],
+    "d256x4": ["dim=256", "blocks=4", "heads=4", "ffn_dim=704", "sequence_length=64", "train.batch_size=8"],
 }
 LIMIT = 1.03
 
@@ -120,8 +120,8 @@ def _ratio(pairs: list[tuple[float, float]], steps: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=2, help="steps of each contestant in a round")
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=1, help="steps of each contestant in a round")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()

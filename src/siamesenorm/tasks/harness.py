@@ -36,7 +36,7 @@ def run_tasks(model: nn.Module, tokenizer: Tokenizer, names: Sequence[str], max_
         f"lm_eval/{task}/{metric.partition(',')[0]}": float(value)
         for task, metrics in results.items()
         for metric, value in metrics.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and metric != "sample_len"
     }
 
 
