@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import functools
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -90,14 +91,24 @@ def topologies(
 
 def _register() -> None:
     """Commands of files that import nothing heavy themselves."""
-    from siamesenorm.commands import data, evaluate, models
+    from siamesenorm.commands import data, evaluate, export, generate, models, recipes, train
 
     app.command()(models.models)
-    app.add_typer(data.app)
+    app.command()(recipes.recipes)
+    app.command()(train.train)
+    app.command()(generate.generate)
     app.command()(evaluate.evaluate)
+    app.command()(export.export)
+    app.add_typer(data.app)
 
 
 _register()
+
+
+@functools.cache
+def _command() -> Callable[..., object]:
+    """The tree of all commands, made once a process."""
+    return typer.main.get_command(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(output, io.TextIOWrapper) and output.errors == "strict":
             output.reconfigure(errors="lookalikes")
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="siamesenorm")
+        _command()(args=None if arguments is None else list(arguments), prog_name="siamesenorm")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:
@@ -124,8 +135,9 @@ def _is_bad_input(error: ValueError) -> bool:
     from siamesenorm.data.errors import DataError
     from siamesenorm.interop.errors import InteropError
     from siamesenorm.residual.errors import TopologyError
+    from siamesenorm.train.errors import ConfigError
 
-    return isinstance(error, (DataError, InteropError, TopologyError))
+    return isinstance(error, (ConfigError, DataError, InteropError, TopologyError))
 
 
 def _lookalikes(error: UnicodeError) -> tuple[str, int]:

@@ -129,12 +129,13 @@ def test_base_model_is_the_stack():
     torch.testing.assert_close(other(ids).last_hidden_state, model(ids).hidden, rtol=1e-6, atol=1e-6)
 
 
-def test_z_loss_and_label_mask_count():
-    model, ids = language_model(z_weight=0.1), tokens()
+@pytest.mark.parametrize("training", [True, False])
+def test_z_loss_counts_in_training_and_label_masks_always(training):
+    model, ids = language_model(z_weight=0.1).train(training), tokens()
     labels = ids.clone()
     labels[0, :6] = -100
     expected = model(ids[:, :-1], labels=labels[:, 1:]).loss
-    other = from_language_model(model)
+    other = from_language_model(model).train(training)
     torch.testing.assert_close(other(ids, labels=labels).loss, expected)
     assert not torch.isclose(expected, model(ids[:, :-1], labels=ids[:, 1:]).loss)
 

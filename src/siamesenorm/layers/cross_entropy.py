@@ -48,6 +48,8 @@ def linear_cross_entropy(
     hidden, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
+        if dtype == torch.float16:
+            dtype = torch.float32  # gradients are made before the loss scale reaches them, and would vanish in float16
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     counted = (labels != ignore_index).sum().clamp(min=1) if reduction == "mean" else labels.new_ones(())
     chunk = chunk or chunk_tokens(weight.shape[0])

@@ -238,7 +238,8 @@ class LanguageModel(nn.Module):
         return F.linear(hidden, self.head_weight)
 
     def _add_loss(self, output: LMOutput, labels: Tensor) -> None:
-        loss = linear_cross_entropy(output.hidden, self.head_weight, labels, z_weight=self.config.z_weight)
+        z_weight = self.config.z_weight if self.training else 0.0  # held-out losses are plain, as perplexity needs them
+        loss = linear_cross_entropy(output.hidden, self.head_weight, labels, z_weight=z_weight)
         output.cross_entropy = loss.detach()
         if self.config.moe is not None and output.experts:
             layers = len(output.experts)

@@ -13,7 +13,7 @@ from siamesenorm.residual import NormSpec, find_topology, parse_topology
 class MoEConfig(BaseModel):
     """A mixture of experts in place of every FFN."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     experts: int = Field(ge=1, description="Number of experts in a layer.")
     top_k: int = Field(ge=1, description="Experts that each token is sent to.")
@@ -33,7 +33,7 @@ class MoEConfig(BaseModel):
 class LMConfig(BaseModel):
     """Everything that decides a language model's function and its first weights."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     vocab_size: int = Field(ge=1, description="Rows of the embedding and of the head.")
     dim: int = Field(ge=2, description="Width of the residual stream.")

@@ -246,7 +246,8 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
 
     def _cross_entropy(self, hidden: Tensor, logits: Tensor | None, labels: Tensor, counted: Any) -> Tensor:
         """Mean over the labels that count, or sum over `counted`; in chunks where all logits are not at hand."""
-        z_weight, reduction = self.config.z_weight, "mean" if counted is None else "sum"
+        z_weight = self.config.z_weight if self.training else 0.0  # held-out losses are plain, as perplexity needs them
+        reduction = "mean" if counted is None else "sum"
         if logits is None and type(self.lm_head) is nn.Linear and not hasattr(self.lm_head, "_hf_hook"):
             loss = linear_cross_entropy(hidden, self.lm_head.weight, labels, z_weight=z_weight, reduction=reduction)
         else:  # an adapter or a device hook sits on the head: only calling it is right

@@ -1,0 +1,118 @@
+"""``siamesenorm recipes``: what there is to train, and every field of one with its meaning."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from siamesenorm.train.config import RunConfig
+
+
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Show this one, a name or a YAML file; without it, all are listed.", show_default=False
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE…]", help="Show it with these fields changed.", show_default=False),
+    ] = None,
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="Print it as a recipe of your own.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the training recipes, or show one with every field, its meaning and what it allows."""
+    from rich.console import Console
+
+    from siamesenorm.train.recipes import recipe_names, resolve
+    from siamesenorm.train.yaml import write_yaml
+
+    if name is None:
+        resolved = {name: resolve(name) for name in recipe_names()}
+        if as_json:
+            typer.echo(json.dumps({name: config.as_dict() for name, config in resolved.items()}, indent=2))
+        else:
+            show_table(Console(), resolved)
+        return
+    config = resolve(name, overrides or [])
+    if as_json:
+        typer.echo(json.dumps(config.as_dict(), indent=2))
+    elif as_yaml:
+        typer.echo(write_yaml(config.as_dict()), nl=False)
+    else:
+        show_one(Console(), name, config)
+
+
+def show_table(console: Console, resolved: dict[str, RunConfig]) -> None:
+    """One row a recipe."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("name", style="bold cyan", no_wrap=True)
+    for column in ("task", "steps", "samples a step", "lr"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "task" else "right")
+    table.add_column("", overflow="fold")
+    for name, config in resolved.items():
+        table.add_row(
+            name,
+            config.task,
+            f"{config.steps:,}",
+            f"{config.train.batch_size:,}",
+            f"{config.optimizer.lr:g}",
+            Text(config.about, style="dim"),
+        )
+    console.print(table)
+    notes = (
+        "All fields of one: siamesenorm recipes NAME\n"
+        "Train one: siamesenorm train NAME topology=pre lr=3e-3\n"
+        "A recipe of your own: siamesenorm recipes NAME --yaml > mine.yaml, then siamesenorm train mine.yaml"
+    )
+    console.print(Text(f"\n{notes}", style="dim"))
+
+
+def show_one(console: Console, name: str, config: RunConfig) -> None:
+    """Every field, section by section."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from siamesenorm.train.fields import NamedField, describe_allowed, fields_of
+
+    def rows(fields: list[NamedField], values: dict[str, Any], prefix: str) -> Table:
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold", max_width=28)
+        grid.add_column(overflow="fold", ratio=1)
+        for field in fields:
+            value: Any = values
+            for part in field.path.removeprefix(prefix).split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            about = Text.assemble(field.info.description or "", (f"  {describe_allowed(field)}", "dim"))
+            grid.add_row(Text(field.path, style="cyan"), Text(plain(value)), about)
+        return grid
+
+    values, fields = config.as_dict(), list(fields_of(type(config)))
+    console.print(Text.assemble((name, "bold cyan"), "  ", config.about))
+    console.print(Text(f"{config.steps:,} steps of {config.train.batch_size:,} samples", style="dim"))
+    for section in (field for field in fields if field.section is not None and "." not in field.path):
+        inner = [f for f in fields if f.path.startswith(f"{section.path}.") and f.section is None]
+        if not isinstance(values[section.path], dict):
+            continue
+        console.print(Text.assemble("\n", (section.path, "bold"), "  ", (section.info.description or "", "dim")))
+        console.print(rows(inner, values[section.path], f"{section.path}."))
+
+
+def plain(value: Any) -> str:
+    """A value as it is written in an override."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    words = {True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else words[value]
+    return json.dumps(value) if isinstance(value, (list, dict)) else str(value)

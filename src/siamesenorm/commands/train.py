@@ -1,0 +1,98 @@
+"""``siamesenorm train``: a recipe with overrides, begun or resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT_FAILED, EXIT_DIVERGED = 1, 3
+SIGNAL_BASE = 128
+LONGEST = 80
+"""Characters of a folder's name that overrides may take."""
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Names of recipes, for the shell."""
+    from siamesenorm.train.recipes import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A name that `siamesenorm recipes` lists, a YAML file, or the folder of a run.",
+            autocompletion=complete_recipe,
+            show_default=False,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE…]",
+            help="Fields to change, such as topology=pre lr=3e-3 model.blocks=8.",
+            show_default=False,
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run; by default runs/ with the names of recipe and overrides."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that is there; fail if none is.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, removing what the run has written.")] = False,
+) -> None:
+    """Train a model; the same command again goes on where it was interrupted.
+
+    Exit codes: 0 finished, 2 bad input, 3 diverged, 130 or 143 interrupted and saved.
+    """
+    from rich.console import Console
+
+    from siamesenorm.train.display import ConsoleDisplay, Display
+    from siamesenorm.train.distributed import World
+    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.train.folder import Mode
+    from siamesenorm.train.loop import train as run_training
+    from siamesenorm.train.recipes import resolve
+
+    if resume and restart:
+        raise ConfigError("--resume and --restart: both are given; it takes one of the two")
+    mode: Mode = "resume" if resume else "restart" if restart else "auto"
+    config = resolve(recipe, overrides or [])
+    folder = run or Path("runs") / folder_name(recipe, overrides or [])
+    console = Console(stderr=True)
+    world = World.start(config.parallel)
+    try:
+        title = f"{config.about or recipe}\n{folder}"
+        display = ConsoleDisplay(console, title) if world.is_main else Display()
+        result = run_training(config, folder, mode=mode, display=display, world=world)
+    except (OSError, RuntimeError) as error:
+        if world.is_main and isinstance(error, OSError):
+            typer.echo(f"siamesenorm: {folder}: {error.strerror or error}", err=True)
+            raise typer.Exit(EXIT_FAILED) from None
+        raise
+    finally:
+        world.close()
+    if world.is_main:
+        typer.echo(f"{result.folder}: {result.message}")
+    if result.state == "diverged":
+        raise typer.Exit(EXIT_DIVERGED)
+    if result.signal is not None:
+        raise typer.Exit(SIGNAL_BASE + result.signal.value)
+
+
+def folder_name(recipe: str, overrides: list[str]) -> str:
+    """A name that the same command has again, and no other one: lm-tiny-topology=pre-lr=3e-3."""
+    path = Path(recipe)
+    stem = path.parent.name if path.name == "config.yaml" else path.name if path.is_dir() else path.stem
+    name = recipe if path.suffix not in (".yaml", ".yml") and not path.is_dir() else stem
+    text = "-".join([name, *overrides])
+    plain = re.sub(r"[^\w.=+,-]+", "_", text)
+    if plain == text and len(plain) <= LONGEST:
+        return plain
+    return f"{plain[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

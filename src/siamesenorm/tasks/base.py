@@ -1,0 +1,114 @@
+"""What a task gives the training engine, and what the engine knows of it: nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]
+Average = Callable[[dict[str, float]], dict[str, float]]
+"""Means of numbers over the processes."""
+
+
+class Section(BaseModel):
+    """A part of the configuration; unknown fields are refused, and text is not taken for a number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Loss(NamedTuple):
+    """What a forward pass gives the engine."""
+
+    total: Tensor
+    """Mean over the samples' parts that count; what is differentiated."""
+    metrics: dict[str, Tensor]
+    """Detached means by name; ``loss`` is the one that is watched and shown."""
+
+
+class Loader(Protocol):
+    """A rank's batches without end; its whole state is the number of samples that all ranks have been given."""
+
+    @property
+    def sample(self) -> int:
+        """Samples given so far."""
+
+    def seek(self, sample: int) -> None:
+        """Go on from here."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __next__(self) -> Batch: ...
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+
+
+class Task(ABC):
+    """One domain. Made from a run's configuration; everything that can be wrong with it is found in `check`."""
+
+    name: ClassVar[str]
+    sections: ClassVar[dict[str, type[BaseModel]]]
+    """Classes of the configuration's sections model, data and evaluation."""
+    unit: ClassVar[str] = "samples"
+    """What throughput is counted in."""
+
+    @classmethod
+    @abstractmethod
+    def check(cls, config: Any) -> None:
+        """Raise ValueError where sections do not fit each other; reads no data."""
+
+    @abstractmethod
+    def __init__(self, config: Any) -> None:
+        """Open the data and check it against the model; writes nothing."""
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """The model with its first weights."""
+
+    @abstractmethod
+    def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> Loader:
+        """Batches of a rank from a sample on."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """The loss of a batch."""
+
+    def weight(self, batch: Batch) -> float | None:
+        """How many parts of a batch count, where batches of equal size differ in this; None: all count alike."""
+        return None
+
+    @abstractmethod
+    def evaluate(
+        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+    ) -> dict[str, float]:
+        """Metrics on held-out data; every rank calls it and gets the same. final: after the last step."""
+
+    @property
+    @abstractmethod
+    def units_per_sample(self) -> int:
+        """How many of `unit` a sample has."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int:
+        """How many parameters the model has, about, before it is made."""
+
+    @abstractmethod
+    def least_activations(self, recomputed: bool) -> float:
+        """Numbers that backward keeps of one sample, at least; fewer where most are recomputed."""
+
+    @abstractmethod
+    def flops_per_sample(self, model: nn.Module) -> float:
+        """Floating-point operations of training on one sample."""
+
+    def chance_loss(self) -> float | None:
+        """The loss of a model that knows frequencies but no context; None where there is no such level."""
+        return None
+
+    def save_extras(self, folder: Path) -> None:  # noqa: B027  (nothing is a good default)
+        """Write into the run folder what a trained model needs beside its weights."""

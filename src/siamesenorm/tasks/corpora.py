@@ -1,0 +1,94 @@
+"""From the names in a run's data section to tokens and the tokenizer that made them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from siamesenorm.data.arithmetic import Arithmetic
+from siamesenorm.data.atomic import write_json
+from siamesenorm.data.embedded import embedded_tokens
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.index import INDEX, PROGRESS, read_index
+from siamesenorm.data.sources import EMBEDDED
+from siamesenorm.data.tokenizer import FILE, Tokenizer, load_tokenizer, save_tokenizer
+from siamesenorm.data.tokens import Tokens, open_tokens
+
+if TYPE_CHECKING:
+    from siamesenorm.tasks.language import TextDataConfig
+
+SETTINGS = "tokenizer_config.json"
+
+
+def is_embedded(name: str) -> bool:
+    """Whether a corpus is one that needs no file; a folder of that name goes before it."""
+    return name.partition(":")[0] in EMBEDDED and not Path(name).exists()
+
+
+def is_prepared(name: str) -> bool:
+    """Whether a corpus is a folder that `siamesenorm data prepare` wrote, finished or not."""
+    return (Path(name) / INDEX).is_file() or (Path(name) / PROGRESS).is_dir()
+
+
+def open_corpus(name: str, data: TextDataConfig, split: str) -> Tokens:
+    """The tokens of a corpus in one split; arrays have none and are taken whole."""
+    if is_embedded(name):
+        if data.tokenizer == "byte":
+            return embedded_tokens(name, split)  # kept from one run to the next
+        return embedded_tokens(name, split, tokenizer=load_tokenizer(data.tokenizer))
+    if not Path(name).exists():
+        raise DataError(
+            f"data.train: {name!r} is neither a file nor a folder nor one of {', '.join(EMBEDDED)}; "
+            f"siamesenorm data prepare makes a folder from your text"
+        )
+    return open_tokens(name, split=split, dtype=data.dtype, eos_id=data.eos_id)
+
+
+def open_held_out(data: TextDataConfig) -> list[Tokens]:
+    """Texts to evaluate on: those named, or what the training corpora hold out."""
+    if data.validation is not None:
+        return [open_corpus(name, data, "validation") for name in data.validation]
+    own = [name for name in data.train if is_embedded(name) or is_prepared(name)]
+    found = [tokens for tokens in (open_corpus(name, data, "validation") for name in own) if len(tokens)]
+    if not found:
+        raise DataError(
+            f"data.validation: {data.train[0]!r} holds out no text; name some to evaluate on, or evaluation.every=null"
+        )
+    return found
+
+
+def arithmetic_settings(data: TextDataConfig) -> Arithmetic:
+    """What arithmetic questions are made of: a training corpus's own settings, whose held-out problems they are."""
+    for name in data.train:
+        base, _, options = name.partition(":")
+        if base == "arithmetic" and is_embedded(name):
+            return Arithmetic.parse(options)
+    return Arithmetic()
+
+
+def tokenizer_of(data: TextDataConfig) -> Tokenizer:
+    """What made the tokens: the prepared folder's own, or the one the data section names."""
+    for name in data.train:
+        if not is_embedded(name) and is_prepared(name):
+            return load_tokenizer(name, read_index(name).tokenizer.eos_token)
+    return load_tokenizer(data.tokenizer)
+
+
+def save_tokenizer_of(data: TextDataConfig, folder: Path) -> None:
+    """Write the tokenizer into a folder, from which `load_saved_tokenizer` reads it."""
+    tokenizer = tokenizer_of(data)
+    save_tokenizer(tokenizer, folder / FILE)
+    write_json(folder / SETTINGS, {"eos_token": tokenizer.eos_token})
+
+
+def load_saved_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a run folder."""
+    import json
+
+    if not (folder / FILE).is_file():
+        raise DataError(f"run: {str(folder)!r} has no {FILE}")
+    try:
+        eos = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["eos_token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        eos = None
+    return load_tokenizer(folder / FILE, eos if isinstance(eos, str) else None)

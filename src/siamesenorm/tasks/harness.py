@@ -1,0 +1,66 @@
+"""Tasks of the lm-evaluation-harness (extra: eval) on a model that is being trained."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.tasks.likelihood import likelihoods, score_rows
+
+
+def check_tasks(names: Sequence[str]) -> None:
+    """Raise if the harness is not installed or does not know a task."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise DataError(
+            "evaluation.lm_eval: needs the package 'lm_eval'; install it with pip install 'siamesenorm[eval]'"
+        )
+    known = importlib.import_module("lm_eval.tasks").TaskManager().all_tasks
+    for name in names:
+        if name not in known:
+            raise DataError(f"evaluation.lm_eval: {name!r} is not a task of the installed lm_eval")
+
+
+def run_tasks(model: nn.Module, tokenizer: Tokenizer, names: Sequence[str], max_length: int) -> dict[str, float]:
+    """Every numeric metric of the tasks, as ``lm_eval/TASK/METRIC``."""
+    api = importlib.import_module("lm_eval.api.model")
+    evaluator = importlib.import_module("lm_eval.evaluator")
+    adapter = make_adapter(api.LM, model, tokenizer, max_length)
+    results = evaluator.simple_evaluate(model=adapter, tasks=list(names))["results"]
+    return {
+        f"lm_eval/{task}/{metric.partition(',')[0]}": float(value)
+        for task, metrics in results.items()
+        for metric, value in metrics.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def make_adapter(base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_length: int) -> Any:
+    """The harness's interface over a model: likelihoods of continuations and of whole texts, greedy text."""
+
+    class Adapter(base):
+        def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+            found = likelihoods(model, tokenizer, [request.args for request in requests], max_length)
+            return [(each.total, each.greedy) for each in found]
+
+        def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+            return [self._whole(request.args[0]) for request in requests]
+
+        def _whole(self, text: str) -> float:
+            ids = tokenizer.encode(text)
+            starts = range(0, len(ids), max_length - 1)
+            rows = [
+                ([tokenizer.eos_id] if start == 0 else [ids[start - 1]], ids[start : start + max_length - 1])
+                for start in starts
+            ]
+            return sum(score_rows(model, [row])[0].total for row in rows)
+
+        def generate_until(self, requests: Sequence[Any]) -> list[str]:
+            raise NotImplementedError("tasks that generate text are evaluated after export: siamesenorm export --to hf")
+
+    return Adapter()

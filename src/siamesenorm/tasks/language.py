@@ -1,0 +1,270 @@
+"""Next-token prediction: corpora and model of a run, its loss, perplexity and four-choice arithmetic."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator, Field
+from torch import nn
+
+from siamesenorm.data import BatchLoader, TrainingData, ValidationData
+from siamesenorm.data.choices import arithmetic_choices, score_choices
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.packing import IGNORED
+from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.models.counts import activations, flops_forward
+from siamesenorm.models.lm import LanguageModel, LMOutput
+from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task
+from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
+from siamesenorm.tasks.likelihood import log_likelihoods
+
+FREQUENCY_TOKENS = 2**18
+"""Tokens that frequencies are counted over."""
+LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20, "vocab_size": 2**22, "max_length": 2**24}
+"""Beyond these a number is a slip of the finger, not a model."""
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+Weights = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+Corpora = Annotated[Texts, BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
+
+
+class TextDataConfig(Section):
+    """What a language model reads."""
+
+    train: Corpora = Field(
+        min_length=1,
+        description="Corpora: folders from `siamesenorm data prepare`, .npy arrays of tokens or folders of them, or "
+        "embedded ones: python-code, python-docs, arithmetic.",
+    )
+    weights: Weights | None = Field(
+        default=None, description="Share of each corpus in training; null: every sequence of all of them equally often."
+    )
+    validation: Corpora | None = Field(
+        default=None, description="Held-out text; null: what the training corpora themselves hold out."
+    )
+    tokenizer: str = Field(
+        default="byte", min_length=1, description="Of embedded corpora and .npy arrays: byte, or a tokenizer.json."
+    )
+    sequence_length: int = Field(ge=1, le=2**24, description="Tokens of a sequence.")
+    document_masking: bool = Field(
+        default=False, description="Whether documents in one sequence are hidden from each other."
+    )
+    dtype: Literal["uint16", "uint32"] = Field(default="uint16", description="Of .npy arrays without a header.")
+    eos_id: int | None = Field(default=None, ge=0, description="Id that ends a document in .npy arrays.")
+    shuffle_seed: int | None = Field(default=None, ge=0, lt=2**63, description="Order of data; null: train.seed.")
+    prefetch: int = Field(default=2, ge=0, le=1024, description="Batches made ahead.")
+
+
+class LanguageEvaluationConfig(Section):
+    """What is measured on held-out text."""
+
+    every: int | None = Field(default=1000, ge=1, description="Steps between evaluations, also at the end; null: none.")
+    sequences: int | None = Field(default=None, ge=1, description="Sequences of each held-out text; null: all.")
+    at_once: int | None = Field(
+        default=None, ge=1, description="Sequences that a rank takes at a time; null: as in training."
+    )
+    arithmetic: int = Field(default=0, ge=0, le=10**6, description="Four-choice arithmetic questions; 0: none.")
+    shots: int = Field(default=0, ge=0, le=64, description="Solved problems that stand before each question.")
+    lm_eval: Texts = Field(default=(), description="Tasks of the lm-evaluation-harness (extra: eval), at the end.")
+
+
+class LanguageTask(Task):
+    """A decoder learns to predict the next token."""
+
+    name = "language"
+    sections = {"model": LMConfig, "data": TextDataConfig, "evaluation": LanguageEvaluationConfig}  # noqa: RUF012
+    unit = "tokens"
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raise ValueError where model and data do not fit each other; reads no data."""
+        model: LMConfig = config.model
+        data: TextDataConfig = config.data
+        for name, most in LIMITS.items():
+            if getattr(model, name) > most:
+                raise ValueError(f"model.{name} = {getattr(model, name)} is not allowed; it takes up to {most}")
+        if data.sequence_length > model.max_length:
+            raise ValueError(
+                f"data.sequence_length = {data.sequence_length} is not allowed; "
+                f"it takes 1 to model.max_length = {model.max_length}"
+            )
+        if data.weights is not None and len(data.weights) != len(data.train):
+            raise ValueError(
+                f"data.weights = {list(data.weights)} is not allowed; it takes {len(data.train)} numbers, one a corpus"
+            )
+
+    def __init__(self, config: Any) -> None:
+        self.model_config: LMConfig = config.model
+        self.data_config: TextDataConfig = config.data
+        self.evaluation: LanguageEvaluationConfig = config.evaluation
+        self.seed, self.batch_size = config.train.seed, config.train.batch_size
+        data = self.data_config
+        corpora = [open_corpus(name, data, "train") for name in data.train]
+        for corpus in corpora:
+            if corpus.vocab_size is not None and corpus.vocab_size > self.model_config.vocab_size:
+                raise DataError(
+                    f"model.vocab_size = {self.model_config.vocab_size} is not allowed; "
+                    f"it takes {corpus.vocab_size} or more for the tokens of {corpus.name!r}"
+                )
+        self.data = TrainingData(
+            corpora,
+            data.sequence_length,
+            weights=data.weights,
+            seed=self.seed if data.shuffle_seed is None else data.shuffle_seed,
+            document_masking=data.document_masking,
+        )
+        self.held_out = {
+            tokens.name: ValidationData(
+                tokens,
+                data.sequence_length,
+                document_masking=data.document_masking,
+                sequences=self.evaluation.sequences,
+            )
+            for tokens in (open_held_out(data) if self.evaluation.every is not None else [])
+        }
+        if self.evaluation.lm_eval:
+            from siamesenorm.tasks.harness import check_tasks
+
+            check_tasks(self.evaluation.lm_eval)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What made the tokens of the first corpus."""
+        return tokenizer_of(self.data_config)
+
+    def build_model(self) -> nn.Module:
+        """A language model with its first weights."""
+        return LanguageModel(self.model_config, seed=self.seed)
+
+    def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> BatchLoader:
+        """A rank's part of each global batch."""
+        return BatchLoader(
+            self.data,
+            self.batch_size,
+            rank=rank,
+            world_size=world_size,
+            sample=sample,
+            prefetch=self.data_config.prefetch,
+            pin_memory=pin_memory,
+        )
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Mean cross-entropy of the next token, with the auxiliary losses of experts."""
+        output: LMOutput = model(batch["input_ids"], **{k: v for k, v in batch.items() if k != "input_ids"})
+        assert output.loss is not None
+        assert output.cross_entropy is not None
+        metrics = {"loss": output.cross_entropy}
+        if output.experts:
+            layers = len(output.experts)
+            metrics["balance_loss"] = sum(stats.balance_loss.detach() for stats in output.experts) / layers
+            metrics["router_entropy"] = sum(stats.router_entropy.detach() for stats in output.experts) / layers
+        return Loss(output.loss, metrics)
+
+    def weight(self, batch: Batch) -> float | None:
+        """Scored tokens, where document masking leaves some out."""
+        return float((batch["labels"] != IGNORED).sum()) if self.data_config.document_masking else None
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+    ) -> dict[str, float]:
+        """Perplexity of the held-out texts, together and each, and arithmetic accuracy where asked for."""
+        sums = {name: self._sums(model, data, rank, world_size, average) for name, data in self.held_out.items()}
+        metrics: dict[str, float] = {}
+        if sums:
+            nats, tokens = (sum(part) for part in zip(*sums.values(), strict=True))
+            metrics |= {"loss": nats / tokens, "perplexity": perplexity(nats / tokens)}
+        if len(sums) > 1:
+            metrics |= {f"perplexity/{name}": perplexity(nats / tokens) for name, (nats, tokens) in sums.items()}
+        if all(self._scored_whole(data) for data in self.held_out.values()) and sums:
+            total = sum(data.tokens.text_bytes or 0 for data in self.held_out.values())
+            metrics["bits_per_byte"] = nats / math.log(2) / total
+        if self.evaluation.arithmetic:
+            metrics |= self._arithmetic(model)
+        if final and self.evaluation.lm_eval:
+            from siamesenorm.tasks.harness import run_tasks
+
+            metrics |= run_tasks(model, self.tokenizer, self.evaluation.lm_eval, self.model_config.max_length)
+        return metrics
+
+    def _sums(
+        self, model: nn.Module, data: ValidationData, rank: int, world_size: int, average: Average
+    ) -> tuple[float, float]:
+        """Nats and scored tokens, of all ranks together up to a common factor."""
+        size = self.evaluation.at_once or max(1, self.batch_size // world_size)
+        device = next(model.parameters()).device
+        nats = torch.zeros((), dtype=torch.float64, device=device)
+        tokens = 0
+        for batch in data.batches(size, rank=rank, world_size=world_size):
+            counted = int((batch["labels"] != IGNORED).sum())
+            inputs = {name: values.to(device) for name, values in batch.items()}
+            nats += self.loss(model, inputs).metrics["loss"].double() * counted
+            tokens += counted
+        means = average({"nats": nats.item(), "tokens": tokens})
+        return means["nats"], max(means["tokens"], 1e-9)
+
+    def _scored_whole(self, data: ValidationData) -> bool:
+        return data.tokens.text_bytes is not None and not data.document_masking and data.scored() == len(data.tokens)
+
+    def _arithmetic(self, model: nn.Module) -> dict[str, float]:
+        settings = arithmetic_settings(self.data_config)
+        questions = arithmetic_choices(self.evaluation.arithmetic, settings, shots=self.evaluation.shots)
+        tokenizer = self.tokenizer
+        score = score_choices(
+            questions, lambda pairs: log_likelihoods(model, tokenizer, pairs, self.model_config.max_length)
+        )
+        by_digits = {f"arithmetic/{digits}_digits": share for digits, share in score.by_digits.items()}
+        return {"arithmetic": score.accuracy, "arithmetic_error": score.standard_error, **by_digits}
+
+    @property
+    def units_per_sample(self) -> int:
+        """Tokens of a sequence."""
+        return self.data_config.sequence_length
+
+    @property
+    def parameters(self) -> int:
+        """Matrices of blocks, embedding and head; norms are a thousandth."""
+        c = self.model_config
+        inner, inner_kv = c.heads * c.head_width, c.key_heads * c.head_width
+        halves, experts, hidden = 3 if c.activation == "swiglu" else 2, 1, c.ffn_dim
+        if c.moe is not None:
+            experts, hidden = c.moe.experts, c.moe.expert_dim
+        block = c.dim * (2 * inner + 2 * inner_kv) + experts * halves * c.dim * hidden
+        return c.blocks * block + c.vocab_size * c.dim * (1 if c.tied else 2)
+
+    def least_activations(self, recomputed: bool) -> float:
+        """A stream and a reading per sublayer; all the inside too where nothing is recomputed."""
+        kept = 2 * self.model_config.blocks * self.model_config.dim if recomputed else activations(self.model_config)
+        return kept * self.data_config.sequence_length
+
+    def flops_per_sample(self, model: nn.Module) -> float:
+        """Forward and backward over one sequence; experts that a token is not sent to do not count."""
+        blocks = [block for name, block in model.named_modules() if name.rpartition(".")[2] == "blocks"]
+        sublayers = sum(parameter.numel() for part in blocks for parameter in part.parameters())
+        if (moe := self.model_config.moe) is not None:
+            halves = 3 if self.model_config.activation == "swiglu" else 2
+            idle = (moe.experts - moe.top_k) * halves * self.model_config.dim * moe.expert_dim
+            sublayers -= self.model_config.blocks * idle
+        length = self.data_config.sequence_length
+        return 3 * length * flops_forward(self.model_config, sublayers, length)
+
+    def chance_loss(self) -> float | None:
+        """Entropy of the frequencies of tokens, over the first sequences of training."""
+        count = max(1, min(len(self.data), FREQUENCY_TOKENS // self.data_config.sequence_length))
+        counts = np.bincount(self.data.windows(np.arange(count, dtype=np.int64)).ravel())
+        shares = counts[counts > 0] / counts.sum()
+        return float(-(shares * np.log(shares)).sum())
+
+    def save_extras(self, folder: Path) -> None:
+        """tokenizer.json, so that a run generates and exports wherever its data is."""
+        save_tokenizer_of(self.data_config, folder)
+
+
+def perplexity(nats: float) -> float:
+    """exp of a loss, infinite where it overflows."""
+    return math.exp(nats) if nats < 700 else math.inf

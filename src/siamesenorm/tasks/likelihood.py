@@ -1,0 +1,74 @@
+"""Log-likelihoods of continuations after their contexts, for questions with choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.models.generation import pad_left
+
+LOGITS = 2**24
+"""Logits that are made at once, 64 MB of float32."""
+
+
+class Likelihood(NamedTuple):
+    """How likely a continuation is."""
+
+    total: float
+    """Sum of the log-probabilities of its tokens."""
+    greedy: bool
+    """Whether always taking the likeliest token gives it."""
+
+
+def log_likelihoods(
+    model: nn.Module, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], max_length: int
+) -> list[float]:
+    """Sum of the log-probabilities of each continuation's tokens; see `likelihoods`."""
+    return [found.total for found in likelihoods(model, tokenizer, pairs, max_length)]
+
+
+@torch.no_grad()
+def likelihoods(
+    model: nn.Module, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], max_length: int
+) -> list[Likelihood]:
+    """Likelihoods of continuations after their contexts.
+
+    The two parts are encoded by themselves; the end-of-document token stands before a context, as in training. Of a
+    context that is too long for `max_length`, the end is seen.
+    """
+    rows = [
+        ([tokenizer.eos_id, *context][-max(1, max_length + 1 - len(continuation)) :], continuation)
+        for context, continuation in zip(
+            tokenizer.encode_batch([context for context, _ in pairs]),
+            tokenizer.encode_batch([continuation for _, continuation in pairs]),
+            strict=True,
+        )
+    ]
+    longest = max((len(continuation) for _, continuation in rows), default=1)
+    size = max(1, LOGITS // (longest * tokenizer.vocab_size))
+    return [found for first in range(0, len(rows), size) for found in score_rows(model, rows[first : first + size])]
+
+
+def score_rows(model: nn.Module, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Likelihood]:
+    """The same for token ids. Rows end together, so only the last few places need logits."""
+    device = next(model.parameters()).device
+    keep = max(len(continuation) for _, continuation in rows)
+    if keep == 0:
+        return [Likelihood(0.0, True)] * len(rows)
+    input_ids, mask = pad_left([[*context, *continuation][:-1] for context, continuation in rows], device)
+    logits: Tensor = model(input_ids, attention_mask=mask, logits_to_keep=keep).logits
+    log_probabilities = logits.float().log_softmax(-1)
+    labels = torch.zeros(len(rows), keep, dtype=torch.long, device=device)
+    counts = torch.zeros(len(rows), keep, dtype=torch.bool, device=device)
+    for row, (_, continuation) in enumerate(rows):
+        if continuation:
+            labels[row, keep - len(continuation) :] = torch.tensor(continuation, device=device)
+            counts[row, keep - len(continuation) :] = True
+    chosen = log_probabilities.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    totals = chosen.where(counts, 0).sum(-1).tolist()
+    greedy = ((logits.argmax(-1) == labels) | ~counts).all(-1).tolist()
+    return [Likelihood(total, said) for total, said in zip(totals, greedy, strict=True)]

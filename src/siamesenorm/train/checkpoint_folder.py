@@ -1,0 +1,123 @@
+"""The folder that checkpoints lie in, as one process handles it::
+
+run.json                  the run's identity
+step-00001000/            a complete checkpoint: shards, index.json, progress.json, manifest.json
+step-00001000-2/          the same step, saved again after a return to an earlier one
+.step-00002000.partial/   one that is being written, or was when its writer was killed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from siamesenorm.data.atomic import sync_folder, write_json
+from siamesenorm.train.manifest import MANIFEST, Damage, Entry, Manifest, record
+from siamesenorm.train.sharded_files import INDEX
+
+PROGRESS = "progress.json"
+RUN = "run.json"
+NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
+PARTIAL = ".partial"
+
+
+class CheckpointFolder:
+    """Begins, publishes, lists and removes checkpoints; keep: how many of the newest complete ones stay."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path, self.keep = path, keep
+        self._known_good: set[Path] = set()
+
+    def begin(self, step: int) -> tuple[Path, int]:
+        """An empty folder to write into, and the number of the checkpoint; clears what killed writers left."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob(f".step-*{PARTIAL}"):
+            shutil.rmtree(left, ignore_errors=True)
+        known = sorted((m.sequence, m.run) for m in self.manifests().values() if m is not None)
+        sequence, run = known[-1] if known else (0, secrets.token_hex(8))
+        if self.run() is None:
+            write_json(self.path / RUN, {"run": run})
+        partial = self.path / f".step-{step:08d}{PARTIAL}"
+        partial.mkdir()
+        return partial, sequence + 1
+
+    def publish(
+        self, partial: Path, step: int, sequence: int, world: int, shards: dict[str, Entry], progress: str
+    ) -> tuple[Path, int]:
+        """Complete a folder whose shards are written, give it its name, and remove what is now too old."""
+        with open(partial / PROGRESS, "w") as file:
+            file.write(progress)
+            file.flush()
+            os.fsync(file.fileno())
+        files = dict(sorted((shards | record(partial, (INDEX, PROGRESS))).items()))
+        Manifest(self.run() or "", step, sequence, world, files).write(partial)
+        sync_folder(partial)
+        place, again = self.path / f"step-{step:08d}", 2
+        while place.exists():  # this step was saved before: damaged, or left by a return to an earlier step
+            place, again = self.path / f"step-{step:08d}-{again}", again + 1
+        os.rename(partial, place)
+        sync_folder(self.path)
+        self.found_good(place)
+        with contextlib.suppress(OSError):  # the new one is there; what cannot be removed now is so next time
+            self._remove_old()
+        return place, sequence
+
+    def found_good(self, place: Path) -> None:
+        """Note one that was written or verified here; only such ones count when old ones are removed."""
+        self._known_good.add(place)
+
+    def _remove_old(self) -> None:
+        """Remove what is older than `keep` checkpoints that are known to be good, whole or damaged."""
+        found = self.manifests()
+        numbers = {path: manifest.sequence for path, manifest in found.items() if manifest is not None}
+        good = sorted((path for path in self._known_good if path in numbers), key=numbers.__getitem__, reverse=True)
+        if len(good) < self.keep:
+            return
+        oldest_kept = numbers[good[self.keep - 1]]
+        for path in found:
+            if numbers.get(path, -1) < oldest_kept:
+                doomed = path.with_name(f".{path.name}{PARTIAL}")  # first out of sight, then gone
+                os.rename(path, doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+                self._known_good.discard(path)
+
+    def candidates(self) -> tuple[list[tuple[Path, Manifest]], list[str]]:
+        """Checkpoints with a readable manifest of this run, newest first, and what is wrong with the others."""
+        found: list[tuple[Path, Manifest]] = []
+        problems, run = [], self.run()
+        for path in self._places():
+            try:
+                manifest = Manifest.read(path)
+            except Damage as damage:
+                problems.append(str(damage))
+                continue
+            if run is not None and manifest.run != run:
+                problems.append(f"{path / MANIFEST} is of run {manifest.run!r} instead of {run!r}")
+                continue
+            found.append((path, manifest))
+        return sorted(found, key=lambda pair: pair[1].sequence, reverse=True), problems
+
+    def manifests(self) -> dict[Path, Manifest | None]:
+        """Every checkpoint with its manifest, None where that cannot be read."""
+        found: dict[Path, Manifest | None] = {}
+        for path in self._places():
+            try:
+                found[path] = Manifest.read(path)
+            except Damage:
+                found[path] = None
+        return found
+
+    def _places(self) -> list[Path]:
+        return sorted(p for p in self.path.glob("step-*") if NAME.fullmatch(p.name)) if self.path.is_dir() else []
+
+    def run(self) -> str | None:
+        """The run's identity, made at its first save; where its file is unreadable, the manifests give it again."""
+        try:
+            return str(json.loads((self.path / RUN).read_bytes())["run"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None

@@ -1,0 +1,198 @@
+"""Everything that decides a training run: typed, frozen, every field documented, round-trips through YAML.
+
+The sections here are the same for every task. ``model``, ``data`` and ``evaluation`` are the task's own; see
+`siamesenorm.tasks`. `siamesenorm.train.recipes` makes a `RunConfig` from a recipe and overrides.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, SerializeAsAny, model_validator
+
+from siamesenorm.tasks.base import Section
+
+LARGEST_STEPS = 10**9
+LARGEST_BATCH = 2**24
+
+
+class OptimizerConfig(Section):
+    """AdamW and what happens to gradients before it."""
+
+    lr: float = Field(gt=0, le=1e3, description="Peak learning rate.")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the mean of gradients.")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay of the mean of squared gradients.")
+    eps: float = Field(default=1e-8, gt=0, description="Added to the root of the mean of squared gradients.")
+    weight_decay: float = Field(default=0.1, ge=0, description="Decay of matrices, times the learning rate.")
+    decay_embeddings: bool = Field(default=True, description="Whether embeddings are decayed as other matrices are.")
+    decay_vectors: bool = Field(default=False, description="Whether norm gains, biases and other vectors are decayed.")
+    clip: float | None = Field(default=1.0, gt=0, description="Largest norm of all gradients together; null: no limit.")
+    fused: bool = Field(default=True, description="Whether AdamW updates all parameters in one kernel.")
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the steps, as a share of its peak."""
+
+    kind: Literal["cosine", "wsd", "constant"] = Field(
+        default="cosine",
+        description="cosine; wsd: warm-up, stable, linear decay; constant. All after the warm-up.",
+    )
+    warmup: int = Field(default=0, ge=0, description="Steps in which the rate rises linearly from 0 to its peak.")
+    final: float = Field(default=0.1, ge=0, le=1, description="Share of the peak at the last step (cosine, wsd).")
+    decay: float = Field(default=0.2, gt=0, le=1, description="Share of all steps in which wsd decays, at the end.")
+
+
+class StepsConfig(Section):
+    """How long and in what form training runs."""
+
+    steps: int | None = Field(
+        default=None, ge=1, le=LARGEST_STEPS, description="Optimiser steps; give these or tokens."
+    )
+    tokens: int | None = Field(
+        default=None, ge=1, description="Tokens to train on, rounded up to whole steps; give these or steps."
+    )
+    batch_size: int = Field(
+        ge=1, le=LARGEST_BATCH, description="Sequences a step, of all ranks and accumulated parts together."
+    )
+    accumulation: int = Field(
+        default=1, ge=1, le=LARGEST_BATCH, description="Parts in which a rank computes its share of the batch."
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="Precision of matrix products; weights and optimiser stay in fp32."
+    )
+    compile: bool = Field(default=False, description="Whether the model goes through torch.compile.")
+    activation_checkpointing: Literal["none", "full", "sublayer"] = Field(
+        default="none",
+        description="What backward computes again instead of keeping: nothing, whole blocks, or inside sublayers.",
+    )
+    ema: float | None = Field(
+        default=None, gt=0, lt=1, description="Decay of averaged weights, which are then evaluated and exported."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Decides first weights, the order of data and dropout.")
+
+    @model_validator(mode="after")
+    def _check(self) -> StepsConfig:
+        if (self.steps is None) == (self.tokens is None):
+            given = f"steps = {self.steps} and tokens = {self.tokens}"
+            raise ValueError(f"{given} is not allowed; it takes one of the two")
+        return self
+
+
+class CheckpointConfig(Section):
+    """What is saved while a run goes on."""
+
+    every: int | None = Field(
+        default=1000, ge=1, description="Steps between checkpoints; null: only at the end and when interrupted."
+    )
+    keep: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
+
+
+class LoggingConfig(Section):
+    """What is shown and recorded; metrics.jsonl always has every step."""
+
+    every: int = Field(default=10, ge=1, description="Steps between lines on the screen and points in TensorBoard.")
+    tensorboard: bool | None = Field(
+        default=None, description="Whether to write TensorBoard files; null: if tensorboard is installed."
+    )
+    wandb: str | None = Field(default=None, min_length=1, description="Weights & Biases project to report to.")
+    trackio: str | None = Field(default=None, min_length=1, description="trackio project to report to.")
+    peak_flops: float | None = Field(
+        default=None, gt=0, description="The device's FLOPs a second; null: known for GPUs, measured on a CPU."
+    )
+
+
+class ParallelConfig(Section):
+    """How a model is spread over the processes that torchrun has started."""
+
+    mode: Literal["none", "ddp", "fsdp", "hsdp", "tp"] = Field(
+        default="ddp",
+        description="ddp: copies; fsdp: shards; hsdp: shards within groups, copies between them; "
+        "tp: matrices split, copies between groups. One process needs none of them.",
+    )
+    group: int | None = Field(
+        default=None, ge=1, description="Processes in a sharding group (hsdp) or tensor group (tp); null: a node's."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to train; auto: a GPU if any.")
+    timeout: float = Field(default=600.0, gt=0, description="Seconds after which a silent process is given up.")
+
+
+class DivergenceConfig(Section):
+    """When a run counts as diverged, and what is done then."""
+
+    policy: Literal["stop", "skip", "rollback"] = Field(
+        default="stop",
+        description="stop: end as diverged; skip: leave out the step; rollback: go back to the last checkpoint and "
+        "on with other data.",
+    )
+    spike: float | None = Field(
+        default=2.0, gt=0, description="Nats above the recent median at which a loss is a spike; null: none is."
+    )
+    spike_steps: int = Field(
+        default=5, ge=1, description="Spikes in a row after which stop and rollback act; skip acts at the first."
+    )
+    history: int = Field(
+        default=50, ge=2, le=100_000, description="Steps that medians are taken over; plateaus over four times as many."
+    )
+    plateau: float | None = Field(
+        default=0.1,
+        ge=0,
+        description="Nats below the loss of knowing only how frequent each token is; a run that stays above after "
+        "its warm-up and no longer learns is at a plateau; null: not looked for.",
+    )
+    attempts: int = Field(default=10, ge=1, description="Skipped steps in a row, or rollbacks, after which it stops.")
+
+
+class RunConfig(Section):
+    """A whole run. The task's class narrows ``model``, ``data`` and ``evaluation``."""
+
+    about: str = Field(default="", description="What this run is, in a few words.")
+    task: str = Field(description="What is learnt.")
+    model: SerializeAsAny[BaseModel] = Field(description="The model's shape.")
+    data: SerializeAsAny[BaseModel] = Field(description="What is trained on.")
+    optimizer: OptimizerConfig = Field(description="AdamW and what happens to gradients before it.")
+    schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="The learning rate over the steps.")
+    train: StepsConfig = Field(description="How long and in what form training runs.")
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="What is saved during the run.")
+    evaluation: SerializeAsAny[BaseModel] = Field(description="What is measured on held-out data.")
+    logging: LoggingConfig = Field(default=LoggingConfig(), description="What is shown and recorded.")
+    parallel: ParallelConfig = Field(default=ParallelConfig(), description="How processes share the work.")
+    divergence: DivergenceConfig = Field(default=DivergenceConfig(), description="When a run counts as diverged.")
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> RunConfig:
+        if self.schedule.warmup > self.steps:
+            raise ValueError(
+                f"schedule.warmup = {self.schedule.warmup} is not allowed; it takes 0 to all {self.steps} steps"
+            )
+        if self.steps > LARGEST_STEPS:
+            raise ValueError(
+                f"train.tokens = {self.train.tokens} is not allowed; it takes up to {LARGEST_STEPS} steps' worth"
+            )
+        if self.train.batch_size % self.train.accumulation:
+            raise ValueError(
+                f"train.accumulation = {self.train.accumulation} is not allowed; "
+                f"it takes a divisor of batch_size = {self.train.batch_size}"
+            )
+        return self
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of one sequence, or 1 for tasks whose samples are not made of tokens."""
+        return int(getattr(self.data, "sequence_length", 1))
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run, resolved."""
+        if self.train.steps is not None:
+            return self.train.steps
+        assert self.train.tokens is not None
+        return math.ceil(self.train.tokens / (self.train.batch_size * self.sample_tokens))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, every field resolved; `parse_config` gives the same configuration again."""
+        return self.model_dump(mode="json")
+
+
+DECISIVE = ("task", "model", "data", "optimizer", "schedule", "train", "divergence")
+"""Sections that decide the losses; a run goes on with others than it began with only in the rest."""

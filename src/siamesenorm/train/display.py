@@ -1,0 +1,112 @@
+"""What a person sees of a run: one live line on a terminal, plain lines elsewhere, nothing from other processes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+PLAIN_SECONDS = 5.0
+"""Between lines on an output that is no terminal."""
+
+
+class Display:
+    """Shows nothing: for processes that are not the main one, and for library use."""
+
+    def start(self, step: int, steps: int) -> None:
+        """The run begins or goes on."""
+
+    def step(self, record: dict[str, Any], unit: str, rate: float) -> None:
+        """A step was taken; `record` is its line in metrics.jsonl."""
+
+    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        """Held-out data was measured."""
+
+    def note(self, kind: str, message: str) -> None:
+        """Something happened that people should know."""
+
+    def stop(self) -> None:
+        """The run is over."""
+
+
+QuietDisplay = Display
+
+
+class ConsoleDisplay(Display):
+    """A line with loss, learning rate, gradient norm, throughput, utilisation and time left."""
+
+    def __init__(self, console: Console, title: str = "") -> None:
+        self.console, self.title = console, title
+        self.live: Live | None = None
+        self.began = self.shown = 0.0
+        self.first = self.steps = 0
+
+    def start(self, step: int, steps: int) -> None:
+        """Begin to count time from here."""
+        self.first, self.steps, self.began = step, steps, time.monotonic()
+        if self.title:
+            self.console.print(Text(self.title, style="dim"), soft_wrap=True)
+        if self.console.is_terminal:
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            self.live.start()
+
+    def step(self, record: dict[str, Any], unit: str, rate: float) -> None:
+        """Redraw the line, or print one from time to time."""
+        now, step = time.monotonic(), record["step"]
+        if self.live is not None:
+            self.live.update(self._line(record, unit, rate, now), refresh=True)
+        elif now - self.shown >= PLAIN_SECONDS or step == self.steps:
+            self.shown = now
+            self.console.print(self._line(record, unit, rate, now), soft_wrap=True)
+
+    def _line(self, record: dict[str, Any], unit: str, rate: float, now: float) -> Text:
+        step = record["step"]
+        left = (now - self.began) / max(step - self.first, 1) * (self.steps - step)
+        parts = [
+            (f"step {step}/{self.steps}", "bold"),
+            (f"loss {record['loss']:.4f}", "cyan"),
+            (f"lr {record['lr']:.2e}", ""),
+            (f"gradient {record['grad_norm']:.2f}", ""),
+            (f"{short(rate)} {unit}/s", ""),
+        ]
+        if record.get("mfu") is not None:
+            parts.append((f"MFU {100 * record['mfu']:.0f} %", ""))
+        parts.append((f"{clock(left)} left", "dim"))
+        line = Text()
+        for number, (text, style) in enumerate(parts):
+            line.append("  " if number else "").append(text, style=style)
+        return line
+
+    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        """A line that stays."""
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name)
+        self.console.print(Text.assemble(f"step {step}  held out: ", (shown, "green")), soft_wrap=True)
+
+    def note(self, kind: str, message: str) -> None:
+        """A line that stays."""
+        style = "yellow" if kind in ("spike", "non_finite", "plateau", "checkpoint", "rollback") else "dim"
+        self.console.print(Text(message, style=style), soft_wrap=True)
+
+    def stop(self) -> None:
+        """Take the live line away."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+
+def short(number: float) -> str:
+    """Three digits and a unit: 31.2k."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """h:mm:ss, or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

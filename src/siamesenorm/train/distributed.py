@@ -1,0 +1,212 @@
+"""The processes of a run: who this one is, where it computes, and the few words they say to each other.
+
+``World.start()`` reads what torchrun (or SLURM's srun around it) has put into the environment; without it the world
+is one process and nothing is initialised. Gloo carries tensors on the CPU, NCCL those on GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from siamesenorm.train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from siamesenorm.train.config import ParallelConfig
+
+Value = TypeVar("Value")
+TIMEOUT = 600.0
+CHANNEL_TIMEOUT = 7200.0
+MESH_NAMES = {"hsdp": ("replicate", "shard"), "tp": ("data", "tensor")}
+
+
+class World:
+    """All processes of a run, seen from one of them.
+
+    rank, size: this process and how many there are. local_rank, local_size: the same on its machine.
+    device: where it computes. mode: how the model is spread (``none``, ``ddp``, ``fsdp``, ``hsdp`` or ``tp``).
+    group: processes that share one copy of the model's weights in ``hsdp`` and one batch in ``tp``.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        local_size: int = 1,
+        device: torch.device | None = None,
+        mode: str = "none",
+        group: int | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
+        self.device = device or torch.device("cpu")
+        self.mode = mode if size > 1 else "none"
+        self.group = check_group(self.mode, size, local_size, group)
+        self.timeout = timedelta(seconds=timeout)
+        self._mesh: DeviceMesh | None = None
+
+    @classmethod
+    def start(cls, parallel: ParallelConfig | None = None) -> World:
+        """Join the world that the environment describes; every process of it must call this."""
+        rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+        local_rank, local_size = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
+        device = choose_device(parallel.device if parallel else "auto", local_rank)
+        mode, group = (parallel.mode, parallel.group) if parallel else ("ddp", None)
+        timeout = parallel.timeout if parallel else TIMEOUT
+        world = cls(rank, size, local_rank, local_size, device, mode, group, timeout)
+        if size > 1:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            store = open_store(rank, size, world.timeout)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=world.timeout)
+        return world
+
+    def close(self) -> None:
+        """Leave the world."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process speaks for all: it alone writes logs and shows progress."""
+        return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of a batch this process computes; the processes of one tensor group compute the same part."""
+        return self.rank // self.group if self.mode == "tp" else self.rank
+
+    @property
+    def data_size(self) -> int:
+        """Into how many parts a batch is divided."""
+        return self.size // self.group if self.mode == "tp" else self.size
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The processes as a mesh: one axis, or two for ``hsdp`` (replicate, shard) and ``tp`` (data, tensor)."""
+        if self._mesh is None:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            kind, names = self.device.type, MESH_NAMES.get(self.mode)
+            if names is None:
+                self._mesh = init_device_mesh(kind, (self.size,), mesh_dim_names=("data",))
+            else:
+                shape = (self.size // self.group, self.group)
+                self._mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+                self._mesh._flatten("all")  # lets norms over both axes be one reduction
+        return self._mesh
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        if self.size > 1:
+            dist.all_reduce(torch.zeros(1))
+
+    def mean(self, values: dict[str, float]) -> dict[str, float]:
+        """Means of named numbers over all processes; the names must be the same everywhere."""
+        if self.size == 1:
+            return dict(values)
+        sums = torch.tensor(list(values.values()), dtype=torch.float64)
+        dist.all_reduce(sums)
+        return dict(zip(values, (sums / self.size).tolist(), strict=True))
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor(float(flag))
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return bool(flags.item())
+
+    def gather(self, value: Value, group: dist.ProcessGroup | None = None) -> list[Value]:
+        """One small value of every process, in order of rank, to all of them."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=group)
+        return values
+
+    def from_main(self, value: Value, group: dist.ProcessGroup | None = None) -> Value:
+        """The main process's value, to all."""
+        if self.size == 1:
+            return value
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, src=0, group=group, device=torch.device("cpu"))
+        return values[0]
+
+    def new_group(self) -> dist.ProcessGroup | None:
+        """A second channel on the CPU, for a thread that talks while the first one is in use.
+
+        It waits longer: what the thread does (writing to a slow disk) may take its time. A process that dies is
+        noticed at once all the same, by its broken connections.
+        """
+        if self.size == 1:
+            return None
+        return dist.new_group(backend="gloo", timeout=max(self.timeout, timedelta(seconds=CHANNEL_TIMEOUT)))
+
+
+def choose_device(wish: str, local_rank: int) -> torch.device:
+    """The device for a process: ``auto`` takes a GPU where there are any."""
+    if wish == "cpu" or (wish == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("parallel.device: 'cuda' is not allowed; this machine has no GPU that PyTorch can use")
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"parallel.device: process {local_rank} of this machine has no GPU of its own; "
+            f"start at most {torch.cuda.device_count()} (torchrun --nproc-per-node)"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def check_group(mode: str, size: int, local_size: int, group: int | None) -> int:
+    """Processes in a sharding or tensor group; a machine's by default."""
+    if mode not in MESH_NAMES:
+        return size if mode == "fsdp" else 1
+    group = group or local_size
+    if size % group:
+        divisors: Sequence[int] = [n for n in range(1, size + 1) if size % n == 0]
+        raise ConfigError(
+            f"parallel.group: {group} is not allowed; with {size} processes it takes {', '.join(map(str, divisors))}"
+        )
+    return group
+
+
+def open_store(rank: int, size: int, timeout: timedelta) -> Store:
+    """The key-value store through which processes find each other, with names of its own for every restart.
+
+    torchrun may keep one store through all restarts of its workers. Without the prefix a restarted process can read
+    the address of one that has died and wait for it until the timeout.
+    """
+    host, port = os.environ.get("MASTER_ADDR", "localhost"), _number("MASTER_PORT", 29500)
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = TCPStore(
+            host, port, size, is_master=rank == 0 and not by_agent, timeout=timeout, multi_tenant=not by_agent
+        )
+    except (dist.DistError, RuntimeError, socket.gaierror) as error:
+        raise ConfigError(
+            f"MASTER_ADDR, MASTER_PORT: no process answers at {host}:{port} ({str(error).splitlines()[0]})"
+        ) from None
+    run, restart = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"siamesenorm/{run}/{restart}", store)
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{variable}: {text!r} is not allowed; it takes a whole number") from None

@@ -1,0 +1,164 @@
+"""When a run has diverged: a loss that is no number, a spike, or a plateau at what frequencies alone would give.
+
+The monitor sees every loss and gradient norm before the optimiser's step. Its verdicts depend on nothing else, so
+that all processes come to the same one, and a resumed run to the same as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.train.config import DivergenceConfig
+
+Kind = Literal["non_finite", "spike", "plateau"]
+Action = Literal["go_on", "skip", "rollback", "stop"]
+LEARNT = 0.02
+"""Nats that a run must gain from one half of the plateau's window to the other to count as learning."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong with a step."""
+
+    kind: Kind
+    message: str
+
+
+class DivergenceMonitor:
+    """Watches the losses of a run.
+
+    warmup: plateaus are not looked for before. chance_loss: the loss of knowing frequencies only, None if unknown.
+    """
+
+    def __init__(self, config: DivergenceConfig, warmup: int, chance_loss: float | None) -> None:
+        self.config, self.warmup, self.chance_loss = config, warmup, chance_loss
+        self.losses: deque[float] = deque(maxlen=4 * config.history)
+        self.spikes = self.skipped = self.rollbacks = 0
+
+    def judge(self, step: int, loss: float, grad_norm: float) -> Verdict | None:
+        """What is wrong with this step, before it is taken."""
+        if not math.isfinite(loss):
+            return Verdict("non_finite", f"the loss is {loss}")
+        if not math.isfinite(grad_norm):
+            return Verdict("non_finite", f"the gradient norm is {grad_norm}")
+        recent = list(self.losses)[-self.config.history :]
+        if self.config.spike is not None and len(recent) >= min(self.config.history, 10):
+            median = statistics.median(recent)
+            if loss > median + self.config.spike:
+                return Verdict("spike", f"the loss is {loss:.3f}, after a median of {median:.3f}")
+        return self._plateau(step)
+
+    def _plateau(self, step: int) -> Verdict | None:
+        length = 4 * self.config.history
+        if self.config.plateau is None or self.chance_loss is None or len(self.losses) < length:
+            return None
+        if step <= self.warmup + length:
+            return None
+        losses = list(self.losses)
+        before, recent = statistics.fmean(losses[: length // 2]), statistics.fmean(losses[length // 2 :])
+        if recent < self.chance_loss - self.config.plateau or before - recent > LEARNT:
+            return None
+        return Verdict(
+            "plateau",
+            f"the loss stays at {recent:.3f}, and {self.chance_loss:.3f} is what frequencies of tokens alone give",
+        )
+
+    def act(self, verdict: Verdict) -> Action:
+        """What the policy does about a verdict; counts the attempts."""
+        policy = self.config.policy
+        if verdict.kind == "plateau":
+            return "stop"  # other data or one step less would not help
+        if verdict.kind == "spike":
+            self.spikes += 1
+            if policy != "skip" and self.spikes < self.config.spike_steps:
+                return "go_on"
+        if policy == "skip":
+            self.skipped += 1
+            return "skip" if self.skipped <= self.config.attempts else "stop"
+        if policy == "rollback":
+            self.rollbacks += 1
+            return "rollback" if self.rollbacks <= self.config.attempts else "stop"
+        return "stop"
+
+    def accept(self, loss: float, verdict: Verdict | None) -> None:
+        """The step is taken."""
+        if verdict is None:
+            self.losses.append(loss)  # a spike would lift the median that the next one is measured by
+            self.spikes = 0
+        self.skipped = 0
+
+    def state(self) -> dict[str, Any]:
+        """Everything that later verdicts depend on."""
+        return {
+            "losses": list(self.losses),
+            "spikes": self.spikes,
+            "skipped": self.skipped,
+            "rollbacks": self.rollbacks,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.losses = deque(state.get("losses", ()), maxlen=self.losses.maxlen)
+        self.spikes, self.skipped = int(state.get("spikes", 0)), int(state.get("skipped", 0))
+        self.rollbacks = int(state.get("rollbacks", 0))
+
+
+def locate(model: nn.Module, verdict: Verdict, again: Callable[[], object]) -> str | None:
+    """The layer where it began: the first activation that is no number, a parameter, or the gradient nearest the loss.
+
+    again: computes loss and gradients of the step's data once more. Of a spike, the parameter with the largest
+    gradient is named.
+    """
+    if verdict.kind == "plateau":
+        return None
+    if verdict.kind == "spike":
+        norms = {name: float(_local(p.grad).norm()) for name, p in model.named_parameters() if p.grad is not None}
+        return f"largest gradient: {max(norms, key=norms.__getitem__)}" if norms else None
+    for name, parameter in model.named_parameters():
+        if not _finite(parameter):
+            return f"parameter {name}"
+    activation = first_activation(model, again)
+    if activation is not None:
+        return f"activation of {activation}"
+    for name, parameter in reversed(list(model.named_parameters())):
+        if parameter.grad is not None and not _finite(parameter.grad):
+            return f"gradient of {name}"
+    return None
+
+
+def first_activation(model: nn.Module, again: Callable[[], object]) -> str | None:
+    """The module whose output is the first that is no number while the step is computed."""
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) and output else output
+            if not found and isinstance(first, Tensor) and first.is_floating_point() and not _finite(first):
+                found.append(name)
+
+        return look
+
+    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    try:
+        again()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else None
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this process holds of a sharded tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(_local(tensor.detach())).all())

@@ -1,0 +1,7 @@
+"""The one exception of the training room for what a person can put right."""
+
+from __future__ import annotations
+
+
+class ConfigError(ValueError):
+    """A recipe, override or run folder that cannot be used; the message is one sentence."""

@@ -1,0 +1,195 @@
+"""The folder of a run::
+
+config.yaml            the resolved configuration; `siamesenorm train` takes it as a recipe
+status.json            running, finished, diverged or interrupted; step, loss, last evaluation
+metrics.jsonl          a line for every step and one for every evaluation
+events.jsonl           what happened: started, resumed, spikes, rollbacks, damaged checkpoints
+checkpoints/           training state
+weights.safetensors    at the end, beside tokenizer.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from siamesenorm.data.atomic import remove_partial, whole_file, write_json
+from siamesenorm.train.config import DECISIVE, RunConfig
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.fields import shown
+from siamesenorm.train.recipes import differing_field, load_recipe, parse_config
+from siamesenorm.train.yaml import write_yaml
+
+CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
+CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
+OWN = (STATUS, METRICS, EVENTS, CHECKPOINTS, WEIGHTS, TENSORBOARD, "wandb.json", "tokenizer.json")
+"""What --restart removes; the configuration is written over."""
+LOCK = ".lock"
+
+State = Literal["running", "finished", "diverged", "interrupted"]
+Mode = Literal["auto", "resume", "restart"]
+
+
+class RunFolder:
+    """The files of one run; one process writes them."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run has begun here."""
+        return (self.path / CONFIG).is_file()
+
+    def config(self) -> RunConfig:
+        """The configuration that the run was begun or last resumed with."""
+        if not self.exists:
+            raise ConfigError(f"run: {str(self.path)!r} is not a run; it has no {CONFIG}")
+        return parse_config(load_recipe(self.path / CONFIG))
+
+    def status(self) -> dict[str, Any]:
+        """What status.json says, nothing if it is not there."""
+        try:
+            read = json.loads((self.path / STATUS).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return read if isinstance(read, dict) else {}
+
+    def check(self, config: RunConfig, mode: Mode) -> None:
+        """Raise if this configuration cannot be run here in this mode; writes nothing."""
+        try:
+            if self.path.exists() and not self.path.is_dir():
+                raise ConfigError(f"run: {str(self.path)!r} is a file; it takes a folder")
+            empty = not self.path.is_dir() or not any(name != LOCK for name in os.listdir(self.path))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(f"run: {shown(str(self.path))} cannot be used: {reason}") from None
+        if not self.exists:
+            if mode == "resume":
+                raise ConfigError(f"run: {str(self.path)!r} holds no run to resume; leave --resume out to begin one")
+            if not empty:
+                raise ConfigError(f"run: {str(self.path)!r} holds other files; it takes a new or empty folder or a run")
+            return
+        if mode == "restart":
+            return
+        difference = differing_field(self.config(), config, DECISIVE)
+        if difference is not None:
+            field, there, here = difference
+            raise ConfigError(
+                f"run: {str(self.path)!r} holds another run, whose {field} is {shown(there)} instead of {shown(here)}; "
+                f"give another --run, or --restart to begin anew"
+            )
+
+    def begin(self, config: RunConfig, mode: Mode) -> None:
+        """Make the folder, or clear it for a restart, and write the configuration."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        remove_partial(self.path)
+        if mode == "restart":
+            for name in OWN:
+                target = self.path / name
+                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+        text = write_yaml(config.as_dict()).encode()
+        if not self.exists or (self.path / CONFIG).read_bytes() != text:
+            with whole_file(self.path / CONFIG) as file:
+                file.write(text)
+
+    def write_status(self, state: State, **facts: Any) -> None:
+        """Replace status.json."""
+        write_json(self.path / STATUS, {"state": state, **plain_numbers(facts), "time": _now()})
+
+    def event(self, kind: str, step: int, message: str = "") -> None:
+        """Add a line to events.jsonl."""
+        line = json.dumps({"time": _now(), "step": step, "event": kind, "message": message}, ensure_ascii=False)
+        with open(self.path / EVENTS, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process out of the run; the lock goes with the process, however it ends."""
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"run: another process is training in {str(self.path)!r}; wait or stop it") from None
+            yield
+        finally:
+            os.close(descriptor)
+
+
+class MetricsFile:
+    """metrics.jsonl: every step once, in order, also after interruptions."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = None if not path.exists() else open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def rewind(self, step: int) -> None:
+        """Drop what was written after a step, and a line that was cut off."""
+        self.close()
+        kept = [line for line, record in read_lines(self.path) if record["step"] <= step]
+        with whole_file(self.path) as file:
+            file.write("".join(kept).encode())
+        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Add a line, and hand it to the system at once."""
+        assert self._file is not None, "rewind comes first"
+        self._file.write(json.dumps(plain_numbers(record), separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Bring everything to the disk, before a checkpoint says that it is there."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """No more lines."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Whole lines of a metrics file with what they hold."""
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                record = json.loads(line)
+                if line.endswith("\n") and isinstance(record["step"], int):
+                    yield line, record
+
+
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
+    """The records of a run folder's metrics.jsonl."""
+    return [record for _, record in read_lines(Path(path) / METRICS)]
+
+
+def plain_numbers(value: Any) -> Any:
+    """The same with null for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: plain_numbers(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,0 +1,318 @@
+"""A whole run: begin or resume, step after step, with evaluation, checkpoints, divergence and signals in between.
+
+result = train(resolve("lm-tiny", ["steps=100"]), "runs/first")
+result.state, result.loss, result.evaluation["perplexity"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from siamesenorm.tasks import Task, find_task
+from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.display import Display, QuietDisplay
+from siamesenorm.train.distributed import World
+from siamesenorm.train.divergence import DivergenceMonitor, Verdict, locate
+from siamesenorm.train.engine import Engine, Step
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import CHECKPOINTS, METRICS, WEIGHTS, MetricsFile, Mode, RunFolder, State
+from siamesenorm.train.interruption import Interruption
+from siamesenorm.train.memory import check_memory
+from siamesenorm.train.speed import peak_flops
+from siamesenorm.train.trackers import Tracker, check_trackers, open_trackers
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run, or this part of it, ended."""
+
+    state: State
+    step: int
+    loss: float | None
+    message: str
+    folder: Path
+    evaluation: dict[str, float] = field(default_factory=dict)
+    signal: signal.Signals | None = None
+
+
+def train(
+    config: RunConfig,
+    folder: Path | str,
+    *,
+    mode: Mode = "auto",
+    display: Display | None = None,
+    world: World | None = None,
+) -> Result:
+    """Train a configuration in a folder, from its newest checkpoint if there is one.
+
+    mode: ``auto`` begins or resumes, ``resume`` wants something to resume, ``restart`` begins anew.
+    A run that diverges ends with the state ``diverged``; bad input raises `ConfigError` before anything is written.
+    """
+    own = world is None
+    world = world or World.start(config.parallel)
+    try:
+        run = RunFolder(folder)
+        _together(world, lambda: _check(run, config, mode))
+        task = find_task(config.task)(config)
+        check_memory(config, task, world)
+        done = world.from_main(run.status() if run.exists and mode != "restart" else {})
+        if done.get("state") in ("finished", "diverged"):
+            return _finished(run, done)
+        with contextlib.ExitStack() as stack:
+            if world.is_main:
+                stack.enter_context(run.locked())
+            _together(world, lambda: run.begin(config, mode))
+            loop = Loop(config, task, run, world, display or QuietDisplay())
+            stack.callback(loop.close)
+            return loop.run()
+    finally:
+        if own:
+            world.close()
+
+
+def _check(run: RunFolder, config: RunConfig, mode: Mode) -> None:
+    run.check(config, mode)
+    check_trackers(config.logging)
+
+
+def _together(world: World, action: Any) -> None:
+    """Let the main process act, and all fail if it does."""
+    problem: str | None = None
+    if world.is_main:
+        try:
+            action()
+        except ConfigError as error:
+            problem = str(error)
+    problem = world.from_main(problem)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
+    message = f"{done['state']} already, at step {done.get('step')}; --restart begins anew"
+    return Result(done["state"], done.get("step", 0), done.get("loss"), message, run.path, done.get("evaluation") or {})
+
+
+class Loop:
+    """One process's part of a run."""
+
+    def __init__(self, config: RunConfig, task: Task, run: RunFolder, world: World, display: Display) -> None:
+        self.config, self.task, self.folder, self.world, self.display = config, task, run, world, display
+        self.engine = Engine(config, task, world)
+        self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss())
+        self.store = CheckpointStore(
+            run.path / CHECKPOINTS, config.checkpoint.keep, world, report=lambda text: self._note("checkpoint", text)
+        )
+        self.metrics = MetricsFile(run.path / METRICS) if world.is_main else None
+        self.trackers: list[Tracker] = []
+        self.step, self.seconds = 0, 0.0
+        self.loss: float | None = None
+        self.evaluation: dict[str, float] = {}
+        self.saved: int | None = None
+        self.peak: float | None = None
+
+    def close(self) -> None:
+        """Let go of files and threads, however the run ended."""
+        self.store.finish()
+        self.engine.close()
+        self.display.stop()
+        for tracker in self.trackers:
+            tracker.close()
+        if self.metrics is not None:
+            self.metrics.close()
+
+    # The run ---------------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """From where it stands to the end, a divergence or a signal."""
+        self.restore()
+        logging = self.config.logging
+        if self.world.is_main:
+            self.trackers = open_trackers(logging, self.config, self.folder.path, self.step)
+            self.peak = logging.peak_flops or peak_flops(self.world.device, self.engine.precision.dtype)
+            self._status("running")
+        self.display.start(self.step, self.config.steps)
+        with Interruption() as interruption:
+            while self.step < self.config.steps:
+                verdict = self.take_step()
+                if verdict is not None:
+                    return self.end("diverged", verdict.message)
+                if self._due(getattr(self.config.evaluation, "every", None)):
+                    self.evaluate()
+                asked = self.world.any(interruption.asked)
+                if asked and self.step < self.config.steps:
+                    return self.end("interrupted", interruption=interruption)
+                if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
+                    self.save()
+            return self.end("finished")
+
+    def take_step(self) -> Verdict | None:
+        """Compute the next step and take it, leave it out, or go back; a verdict that ends the run is returned."""
+        started, step = time.perf_counter(), self.step + 1
+        computed = self.engine.compute(step)
+        verdict = self.monitor.judge(step, computed.loss, computed.grad_norm)
+        overflow = not math.isfinite(computed.grad_norm) and math.isfinite(computed.loss)
+        if overflow and self.engine.precision.lower_scale():  # fp16's own search for a scale, no divergence
+            self._finish_step(step, computed, started, skipped="overflow")
+            return None
+        action = "go_on" if verdict is None else self._act(verdict, step)
+        if action == "stop":
+            return verdict
+        if action == "rollback":
+            return self.roll_back(verdict)
+        if action == "go_on":
+            self.engine.apply(step)
+            self.monitor.accept(computed.loss, verdict)
+        skipped = verdict.kind if verdict is not None and action == "skip" else None
+        self._finish_step(step, computed, started, skipped)
+        return None
+
+    def _act(self, verdict: Verdict, step: int) -> str:
+        action = self.monitor.act(verdict)
+        if verdict.kind == "spike" and action == "go_on":
+            self._note("spike", f"step {step}: {verdict.message}", step)
+            return action
+        layer = locate(self.engine.model, verdict, lambda: self.engine.gradients(step))
+        where = "" if layer is None else f" ({layer})"
+        self._note(verdict.kind, f"step {step}: {verdict.message}{where}; policy: {action}", step)
+        return action
+
+    def _finish_step(self, step: int, computed: Step, started: float, skipped: str | None) -> None:
+        self.step, self.loss = step, computed.loss
+        seconds = time.perf_counter() - started
+        self.seconds += seconds
+        if not self.world.is_main:
+            return
+        samples = self.config.train.batch_size
+        rate = samples * self.task.units_per_sample / seconds
+        record: dict[str, Any] = {
+            "step": step,
+            "loss": computed.loss,
+            "lr": self.engine.lr(step),
+            "grad_norm": computed.grad_norm,
+            **computed.metrics,
+            self.task.unit: step * samples * self.task.units_per_sample,
+            "seconds": round(seconds, 6),
+        }
+        if self.peak:
+            used = samples * self.engine.flops_per_sample / seconds
+            record["mfu"] = round(used / (self.peak * self.world.size), 5)
+        if skipped:
+            record["skipped"] = skipped
+        assert self.metrics is not None
+        self.metrics.write(record)
+        if step % self.config.logging.every == 0 or step == self.config.steps:
+            for tracker in self.trackers:
+                tracker.log(step, {f"train/{name}": value for name, value in record.items() if name != "step"})
+            self.display.step(record, self.task.unit, rate)
+
+    def _due(self, every: int | None) -> bool:
+        return every is not None and (self.step % every == 0 or self.step == self.config.steps)
+
+    def evaluate(self) -> None:
+        """Measure on held-out data and record it."""
+        self.evaluation = self.engine.evaluate(final=self.step == self.config.steps)
+        if self.world.is_main and self.metrics is not None:
+            self.metrics.write({"step": self.step, "evaluation": self.evaluation})
+            self.display.evaluation(self.step, self.evaluation)
+            for tracker in self.trackers:
+                tracker.log(self.step, {f"evaluation/{name}": value for name, value in self.evaluation.items()})
+
+    # Checkpoints -----------------------------------------------------------------------------------------
+
+    def save(self, wait: bool = False) -> None:
+        """Begin to write a checkpoint of this step; the metrics up to it are on the disk before."""
+        if self.metrics is not None:
+            self.metrics.sync()
+        self.store.save(self.step, self.engine.state(self._progress()), wait=wait)
+        self.saved = self.step
+        self._status("running")
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "loss": self.loss,
+            "seconds": self.seconds,
+            "evaluation": self.evaluation,
+            "monitor": self.monitor.state(),
+        }
+
+    def restore(self) -> bool:
+        """Go on from the newest complete checkpoint; without one, from the first step."""
+        checkpoint = self.store.latest()
+        if checkpoint is None:
+            if self.metrics is not None:
+                self.metrics.rewind(0)
+            self._note("started", "", 0)
+            return False
+        progress = self.store.load(checkpoint, self.engine.state({}))
+        self.engine.restored(progress)
+        self.monitor.load(progress.get("monitor", {}))
+        self.step, self.loss = int(progress["step"]), progress.get("loss")
+        self.seconds, self.evaluation = float(progress.get("seconds", 0)), progress.get("evaluation") or {}
+        self.saved = self.step
+        if self.metrics is not None:
+            self.metrics.rewind(self.step)
+        self._note("resumed", f"resumed at step {self.step}", self.step)
+        return True
+
+    def roll_back(self, verdict: Verdict | None) -> Verdict | None:
+        """Go back to the last checkpoint and on with the data behind the bad batch."""
+        sample, rollbacks, failed = self.engine.loader.sample, self.monitor.rollbacks, self.step + 1
+        if self.store.latest() is None:
+            self._note("rollback", f"step {failed}: there is no checkpoint to go back to", failed)
+            return verdict
+        self.restore()
+        self.engine.loader.seek(sample)
+        self.monitor.rollbacks = rollbacks
+        self._note("rollback", f"from step {failed} to {self.step}, data goes on at sample {sample}", self.step)
+        return None
+
+    # The end ---------------------------------------------------------------------------------------------
+
+    def end(self, state: State, message: str = "", *, interruption: Interruption | None = None) -> Result:
+        """Save what there is to save and say how it ended."""
+        if state == "diverged":
+            message = f"diverged at step {self.step + 1}: {message}"
+        elif self.saved != self.step:
+            self.save(wait=True)
+        self.store.finish()
+        if state == "finished":
+            self._export()
+            message = f"finished {self.step} steps"
+        received = None if interruption is None else interruption.signal or signal.SIGTERM
+        if received is not None:
+            message = f"{received.name}: saved at step {self.step}; the same command goes on from here"
+        self._note(state, message, self.step)
+        self._status(state, message=message)
+        return Result(state, self.step, self.loss, message, self.folder.path, self.evaluation, received)
+
+    def _export(self) -> None:
+        self.engine.export(self.folder.path / WEIGHTS)
+        if self.world.is_main:
+            self.task.save_extras(self.folder.path)
+
+    def _status(self, state: State, **facts: Any) -> None:
+        if self.world.is_main:
+            self.folder.write_status(
+                state,
+                step=self.step,
+                steps=self.config.steps,
+                loss=self.loss,
+                evaluation=self.evaluation,
+                seconds=round(self.seconds, 3),
+                **facts,
+            )
+
+    def _note(self, kind: str, message: str, step: int | None = None) -> None:
+        if self.world.is_main:
+            self.folder.event(kind, self.step if step is None else step, message)
+            if message:
+                self.display.note(kind, message)

@@ -1,0 +1,68 @@
+"""``key=value`` on the command line: ``optimizer.lr=3e-4``, or ``lr=3e-4`` where only one section has such a field."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.fields import SHOWN, NamedField, alternatives, fields_of, shown
+from siamesenorm.train.yaml import read_yaml
+
+INSTEAD = {"train.steps": "train.tokens", "train.tokens": "train.steps"}
+"""Setting one of these takes the other back."""
+
+
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str], config: type[BaseModel]) -> None:
+    """Put overrides into a recipe's values, in order; the values themselves are checked afterwards."""
+    fields = {field.path: field for field in fields_of(config)}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"override: {shown(override)} is not allowed; it takes key=value, such as lr=1e-3")
+        field = find_field(key.strip(), fields)
+        _put(values, field.path, parse_value(text.strip(), field))
+        if (other := INSTEAD.get(field.path)) is not None:
+            _put(values, other, None)
+
+
+def find_field(key: str, fields: dict[str, NamedField]) -> NamedField:
+    """The field of a dotted name, or of a last part that only one section has."""
+    if key in fields:
+        return fields[key]
+    ends = [path for path in fields if path.endswith(f".{key}")]
+    shallow = [path for path in ends if path.count(".") == min((p.count(".") for p in ends), default=0)]
+    if len(shallow) == 1:
+        return fields[shallow[0]]
+    if shallow:
+        raise ConfigError(f"{key}: is not one field but {len(shallow)}; write one of {', '.join(shallow)}")
+    names = {path.rpartition(".")[2]: path for path in fields} | {path: path for path in fields}
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.7)
+    if near:
+        raise ConfigError(f"override: unknown field {key[:SHOWN]!r}; did you mean {names[near[0]]}?")
+    section = key.rpartition(".")[0]
+    known = [path for path in fields if path.rpartition(".")[0] == section] or [p for p in fields if "." not in p]
+    raise ConfigError(
+        f"override: unknown field {key[:SHOWN]!r}; fields there are {', '.join(p.rpartition('.')[2] for p in known)}"
+    )
+
+
+def parse_value(text: str, field: NamedField) -> Any:
+    """A value as YAML has it, in one line; what is text by its field stays as it is written."""
+    kinds = [kind for kind in alternatives(field.info.annotation) if kind is not type(None)]
+    if kinds == [str]:
+        return None if field.optional and text in ("null", "") else text
+    return read_yaml(text, field.path)
+
+
+def _put(values: dict[str, Any], path: str, value: Any) -> None:
+    *sections, name = path.split(".")
+    inner = values
+    for section in sections:
+        if not isinstance(inner.get(section), dict):
+            inner[section] = {}
+        inner[section] = inner = dict(inner[section])
+    inner[name] = value

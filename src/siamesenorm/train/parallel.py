@@ -1,0 +1,134 @@
+"""Spreading a language model over processes, from outside: the model's own code knows nothing of it.
+
+| mode   | weights                                               | batch                    |
+|--------|-------------------------------------------------------|--------------------------|
+| none   | one process                                           |                          |
+| ddp    | a copy in every process                               | a part for every process |
+| fsdp   | shards over all processes, gathered block by block    | a part for every process |
+| hsdp   | shards within a group, copies between groups          | a part for every process |
+| tp     | heads and FFN columns split within a group, shards between groups | a part for every group |
+
+Sharding goes by block: attention and FFN of a block are gathered together and freed together. The residual links,
+the last norms and the head stay gathered with the root for the whole pass. A link is written in the next block's
+first step (so that both can be one fused step), and all links together are a thousandth of the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.train.distributed import World
+from siamesenorm.train.errors import ConfigError
+
+MODES = ("none", "ddp", "fsdp", "hsdp", "tp")
+
+
+def apply_parallelism(
+    model: nn.Module, world: World, strategy: str | None = None, *, dtype: torch.dtype | None = None
+) -> nn.Module:
+    """The model, spread over the world; parameters are on its device already or will be moved there.
+
+    strategy: one of the table's modes; default: the world's. dtype: what sharded blocks are gathered and computed
+    in (gradients are summed in float32); default: that of the weights. The optimiser is made afterwards.
+    """
+    strategy = strategy or world.mode
+    if strategy not in MODES:
+        raise ConfigError(f"parallel.mode: {strategy!r} is not allowed; it takes {', '.join(MODES)}")
+    if world.size == 1 or strategy == "none":
+        return model.to(world.device)
+    if strategy != world.mode:
+        raise ConfigError(f"parallel.mode: the world was started for {world.mode!r}, not for {strategy!r}")
+    if strategy == "ddp":
+        model = model.to(world.device)
+        devices = [world.device.index] if world.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    if strategy == "tp":
+        from siamesenorm.train.tensor_parallel import split_sublayers
+
+        model = model.to(world.device)
+        split_sublayers(_language_model(model), world.mesh["tensor"])
+        return shard(model, world.mesh["data"], dtype) if world.data_size > 1 else model
+    return shard(model, world.mesh, dtype)
+
+
+def _language_model(model: nn.Module) -> LanguageModel:
+    if not isinstance(model, LanguageModel):
+        raise ConfigError(f"parallel.mode: 'tp' is not allowed for {type(model).__name__}; it splits language models")
+    return model
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> nn.Module:
+    """FSDP2 on a mesh of one axis (shards) or two (copies of shards), by block."""
+    # A linear layer with a bias returns a view; no topology writes over a sublayer's output.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+    for block in getattr(model, "blocks", ()):
+        # The sublayers, not the block: their inputs and outputs are tensors, on which FSDP's hooks for backward hang.
+        fully_shard(list(block.children()), mesh=mesh, mp_policy=policy)
+    embedding = getattr(model, "embedding", None)
+    if isinstance(embedding, nn.Module) and getattr(model, "head", None) is not None:
+        fully_shard(embedding, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype))
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+@contextlib.contextmanager
+def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
+    """Backward inside sums gradients over processes or, where several parts of a batch follow, does not yet."""
+    if enabled:
+        yield
+    elif isinstance(model, DistributedDataParallel):
+        with model.no_sync():
+            yield
+    elif isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+    else:
+        yield
+
+
+def uniform_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups split so that each holds parameters of one mesh only, as an optimiser's fused kernels need."""
+    return [{**group, "params": part} for group in groups for part in by_mesh(group["params"])]
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors apart by what they are sharded over, so that the kernels for many at once can take each list."""
+    parts: dict[Any, list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        parts[tensor.device_mesh if isinstance(tensor, DTensor) else None].append(tensor)
+    return list(parts.values())
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
+    """Scale all gradients so that their norm over the whole model is at most `max_norm`; returns it as it was."""
+    parts = by_mesh(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+    norms = [_norm(grads) for grads in parts]
+    if not norms:
+        return torch.zeros(())
+    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    for grads in parts:
+        torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in grads], scale)
+    return total
+
+
+def _norm(grads: list[Tensor]) -> Tensor:
+    norm = nn.utils.get_total_norm(grads)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

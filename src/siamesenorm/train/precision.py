@@ -1,0 +1,60 @@
+"""Precision of matrix products: autocast around forward, and the loss scale that fp16 needs."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from siamesenorm.train.config import StepsConfig
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """fp32 as it is; bf16 and fp16 by autocast, so that weights, gradients and moments stay in fp32."""
+
+    def __init__(self, config: StepsConfig, device: torch.device) -> None:
+        self.device, self.dtype = device, DTYPES.get(config.precision)
+        scaled = config.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scaled, init_scale=2.0**16) if scaled else None
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Around every forward pass."""
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backward of the loss, scaled where small gradients would vanish."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients at their own size again, before they are clipped."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def lower_scale(self) -> bool:
+        """After an overflow: whether a lower scale is there to try next, in which case the step is only left out."""
+        if self.scaler is None or self.scaler.get_scale() <= 1.0:
+            return False
+        self.scaler.update(self.scaler.get_scale() / 2)
+        return True
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimiser's step, of which all gradients are known to be finite."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+    def state(self) -> dict[str, Any]:
+        """The scale and its history."""
+        return {} if self.scaler is None else dict(self.scaler.state_dict())
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with a saved scale."""
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)

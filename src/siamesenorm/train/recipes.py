@@ -1,0 +1,149 @@
+"""From a recipe and overrides to a checked configuration.
+
+config = resolve("lm-tiny", ["topology=pre", "lr=3e-3"])
+parse_config(config.as_dict()) == config
+
+A recipe is a YAML file of the package (`recipe_names`) or a path. It may name another one as its ``base`` and say
+only what differs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, create_model
+
+from siamesenorm.tasks import TASKS, Task, find_task
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.fields import explain, shown
+from siamesenorm.train.overrides import apply_overrides
+from siamesenorm.train.yaml import LARGEST, read_yaml
+
+ENDING = ".yaml"
+DEEPEST = 8
+"""Recipes that may be based on one another."""
+
+
+@functools.lru_cache
+def recipe_names() -> tuple[str, ...]:
+    """Recipes of the package, small ones last."""
+    folder = resources.files("siamesenorm") / "recipes"
+    found = [file.name.removesuffix(ENDING) for file in folder.iterdir() if file.name.endswith(ENDING)]
+    return tuple(sorted(found, key=lambda name: (name.endswith("-tiny"), name)))
+
+
+def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a recipe with ``key=value`` overrides."""
+    values = load_recipe(recipe)
+    apply_overrides(values, overrides, config_class(values.get("task")))
+    return parse_config(values)
+
+
+def load_recipe(recipe: str | Path) -> dict[str, Any]:
+    """A recipe's values, with those of its bases."""
+    values: dict[str, Any] = {}
+    seen: list[str] = []
+    name: str | Path | None = recipe
+    while name is not None:
+        if str(name) in seen or len(seen) >= DEEPEST:
+            raise ConfigError(f"base: {shown(str(name))} is not allowed; recipes are based on each other in a circle")
+        seen.append(str(name))
+        text, place = read_recipe(name)
+        read = read_yaml(text, str(name))
+        if not isinstance(read, dict) or not read:
+            raise ConfigError(f"{name}: is no recipe; it takes sections such as model, data and optimizer")
+        base = read.pop("base", None)
+        if base is not None and (not isinstance(base, str) or not base):
+            raise ConfigError(f"base: {shown(base)} is not allowed; it takes the name or path of a recipe")
+        values = merge(read, values)
+        beside = None if base is None or place is None else place.parent / base
+        name = beside if beside is not None and beside.is_file() else base
+    return values
+
+
+def read_recipe(recipe: str | Path) -> tuple[str, Path | None]:
+    """A recipe's text, and its path where it is no recipe of the package."""
+    if str(recipe) in recipe_names():
+        return (resources.files("siamesenorm") / "recipes" / f"{recipe}{ENDING}").read_text(encoding="utf-8"), None
+    path = Path(recipe)
+    try:
+        path = path / "config.yaml" if path.is_dir() else path
+        if path.is_file():
+            with open(path, "rb") as file:
+                return file.read(LARGEST + 1).decode("utf-8"), path
+    except UnicodeDecodeError:
+        raise ConfigError(f"recipe: {shown(str(recipe))} is not UTF-8 text; it takes a YAML file") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"recipe: {shown(str(recipe))} cannot be read: {reason}") from None
+    raise ConfigError(
+        f"recipe: unknown name {shown(str(recipe))}, and no file of that name; known names: {', '.join(recipe_names())}"
+    )
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of `base` with the fields of `changes` in their place; steps and tokens stand for each other."""
+    merged = dict(base)
+    for name, value in changes.items():
+        inner = merged.get(name)
+        if isinstance(inner, dict) and isinstance(value, dict):
+            if name == "train":
+                inner = {k: v for k, v in inner.items() if not ({"steps", "tokens"} & {*value} and k in STAND_IN)}
+            merged[name] = merge(inner, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+STAND_IN = ("steps", "tokens")
+
+
+def parse_config(values: Mapping[str, Any]) -> RunConfig:
+    """A checked configuration, or one sentence about what is wrong with it."""
+    config = config_class(values.get("task"))
+    try:
+        parsed = config.model_validate(dict(values), strict=True)
+        find_task(parsed.task).check(parsed)
+    except ValidationError as error:
+        raise ConfigError(explain(error, config)) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return parsed
+
+
+def config_class(task: Any) -> type[RunConfig]:
+    """`RunConfig` with the sections of a task."""
+    if task is None:
+        raise ConfigError(f"task: is missing; it takes one of {', '.join(TASKS)}")
+    if not isinstance(task, str) or task not in TASKS:
+        raise ConfigError(f"task: {shown(task)} is not known; it takes one of {', '.join(TASKS)}")
+    return _config_class(find_task(task))
+
+
+@functools.lru_cache
+def _config_class(task: type[Task]) -> type[RunConfig]:
+    about = {name: RunConfig.model_fields[name].description for name in ("task", *task.sections)}
+    fields: dict[str, Any] = {"task": (Literal[task.name], Field(description=about["task"]))}
+    for name, section in task.sections.items():
+        fields[name] = (section, Field(description=about[name]))
+        if not any(field.is_required() for field in section.model_fields.values()):
+            fields[name] = (section, Field(default=section(), description=about[name]))
+    made: type[RunConfig] = create_model(f"{task.name.title()}RunConfig", __base__=RunConfig, **fields)
+    return made
+
+
+def differing_field(one: RunConfig, other: RunConfig, sections: Sequence[str]) -> tuple[str, Any, Any] | None:
+    """The first field of these sections that two configurations differ in, with both values."""
+    pairs = [(name, one.as_dict()[name], other.as_dict()[name]) for name in sections]
+    while pairs:
+        path, first, second = pairs.pop(0)
+        if isinstance(first, dict) and isinstance(second, dict):
+            pairs[:0] = [(f"{path}.{name}", first.get(name), second.get(name)) for name in {**first, **second}]
+        elif first != second:
+            return path, first, second
+    return None

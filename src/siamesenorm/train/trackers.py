@@ -1,0 +1,118 @@
+"""Where metrics go beside metrics.jsonl: TensorBoard, Weights & Biases, trackio."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+from siamesenorm.data.atomic import write_json
+from siamesenorm.train.config import LoggingConfig, RunConfig
+from siamesenorm.train.errors import ConfigError
+
+TENSORBOARD, WANDB = "tensorboard", "wandb.json"
+
+
+class Tracker(Protocol):
+    """A place for numbers by step."""
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Take the numbers of a step."""
+
+    def close(self) -> None:
+        """Bring them to where they belong."""
+
+
+def check_trackers(config: LoggingConfig) -> None:
+    """Raise if a tracker that was asked for is not installed."""
+    wanted = {"tensorboard": config.tensorboard is True, "wandb": config.wandb, "trackio": config.trackio}
+    for name, asked in wanted.items():
+        if asked and importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"logging.{name}: needs the package {name!r}; install it with pip install 'siamesenorm[{name}]'"
+            )
+
+
+def open_trackers(logging: LoggingConfig, config: RunConfig, folder: Path, step: int) -> list[Tracker]:
+    """The trackers of a run that goes on from `step`."""
+    trackers: list[Tracker] = []
+    wanted = logging.tensorboard
+    if wanted or (wanted is None and importlib.util.find_spec("tensorboard") is not None):
+        trackers.append(TensorBoard(folder / TENSORBOARD, step))
+    if logging.wandb:
+        trackers.append(WeightsAndBiases(logging.wandb, config, folder))
+    if logging.trackio:
+        trackers.append(Trackio(logging.trackio, config, folder))
+    return trackers
+
+
+class TensorBoard:
+    """Event files beside the run's others; what lies behind the step of a resumed run is dropped from view."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Scalars only."""
+        for name, value in values.items():
+            if _is_number(value):
+                self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run, the same one again after an interruption."""
+
+    def __init__(self, project: str, config: RunConfig, folder: Path) -> None:
+        import wandb
+
+        identity = None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            identity = str(json.loads((folder / WANDB).read_bytes())["id"])
+        self.run = wandb.init(
+            project=project,
+            name=folder.name,
+            id=identity,
+            resume="allow",
+            dir=str(folder),
+            config=config.as_dict(),
+        )
+        write_json(folder / WANDB, {"id": self.run.id})
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Hand over a step."""
+        self.run.log({name: value for name, value in values.items() if _is_number(value)}, step=step)
+
+    def close(self) -> None:
+        """Finish the upload."""
+        self.run.finish()
+
+
+class Trackio:
+    """A trackio run."""
+
+    def __init__(self, project: str, config: RunConfig, folder: Path) -> None:
+        import trackio
+
+        self.module = trackio
+        trackio.init(project=project, name=folder.name, config=config.as_dict(), resume="allow")
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Hand over a step."""
+        self.module.log({name: value for name, value in values.items() if _is_number(value)}, step=step)
+
+    def close(self) -> None:
+        """Finish."""
+        self.module.finish()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,29 @@
+"""A worker for torchrun that trains a recipe and dies where it is told to: ``RANK:STEP`` for each restart in turn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+
+from siamesenorm.train.engine import Engine
+from siamesenorm.train.loop import train
+from siamesenorm.train.recipes import resolve
+
+recipe, folder, *deaths = sys.argv[1:]
+restart, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+torch.set_num_threads(1)
+take = Engine.apply
+
+
+def apply(engine: Engine, step: int) -> None:
+    if restart < len(deaths) and deaths[restart] == f"{rank}:{step}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    take(engine, step)
+
+
+Engine.apply = apply  # type: ignore[method-assign]
+result = train(resolve(recipe), folder)
+sys.exit(0 if result.state == "finished" else 1)

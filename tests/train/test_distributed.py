@@ -1,0 +1,205 @@
+"""Several processes do what one does: the same losses, the same gradient norms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from siamesenorm.residual import siamese
+from siamesenorm.train.activations import checkpoint_activations
+from siamesenorm.train.distributed import World, check_group
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.parallel import apply_parallelism, clip_gradients, gradient_sync, uniform_groups
+from siamesenorm.train.weights import gather_weights
+
+from .tiny import CONFIGS, TinyRun, batch, tiny_model
+from .worlds import run_world
+
+STEPS = 3
+CLOSE = 1e-5
+
+
+def assert_close(ours, theirs):
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(other, rel=CLOSE, abs=CLOSE)
+
+
+def train_all(world, names):
+    results = {}
+    for name in names:
+        run = TinyRun(apply_parallelism(tiny_model(name), world), world)
+        losses = run.steps(STEPS)
+        results[name] = losses, gather_weights(run.model)
+    return results
+
+
+def alone(name):
+    run = TinyRun(tiny_model(name))
+    return run.steps(STEPS), gather_weights(run.model)
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "names"),
+    [
+        ("ddp", 2, ["siamese"]),
+        ("fsdp", 2, ["siamese", "hyper"]),
+        ("tp", 2, list(CONFIGS)),
+        ("hsdp", 4, ["siamese"]),
+        ("tp", 4, ["subln"]),  # groups of two, shards between them
+    ],
+)
+def test_many_processes_train_as_one(mode, size, names):
+    """Losses, gradient norms and final weights; the weights under their plain names, rows in the usual order."""
+    results = run_world(size, train_all, names, mode=mode, group=2)
+    for name in names:
+        losses, weights = alone(name)
+        for result in results:
+            assert_close(result[name][0], losses)
+            assert list(result[name][1]) == list(weights)
+            for key, value in weights.items():
+                torch.testing.assert_close(result[name][1][key], value, rtol=1e-4, atol=1e-4)
+
+
+def count_fused(world):
+    calls, plain = [], siamese.fused_step
+    siamese.fused_step = lambda *args: calls.append(1) or plain(*args)
+    TinyRun(apply_parallelism(tiny_model(), world), world).step()
+    return len(calls)
+
+
+@pytest.mark.parametrize("mode", ["fsdp", "tp"])
+def test_streams_stay_plain_so_that_fused_steps_run(mode):
+    """2 blocks have 4 sublayers and 3 steps between them."""
+    assert run_world(2, count_fused, mode=mode) == [3, 3]
+
+
+def shares(world):
+    model = apply_parallelism(tiny_model(), world)
+    full = sum(p.numel() for p in model.parameters())
+    held = sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in model.parameters())
+    return held / full
+
+
+def test_sharding_divides_the_weights():
+    assert run_world(2, shares, mode="fsdp") == pytest.approx([0.5, 0.5], abs=0.01)
+    sublayers = sum(p.numel() for n, p in tiny_model().named_parameters() if n.startswith("blocks"))
+    everything = sum(p.numel() for p in tiny_model().parameters())
+    assert run_world(2, shares, mode="tp") == pytest.approx([1 - sublayers / everything / 2] * 2)
+
+
+def accumulate(world, mode):
+    model = apply_parallelism(tiny_model(), world)
+    ids = batch(0)[world.rank * 2 :][:2]
+    for part in range(2):
+        row = ids[part : part + 1]
+        with gradient_sync(model, enabled=part == 1):
+            (model(row[:, :-1], labels=row[:, 1:]).loss / 2).backward()
+    return clip_gradients(model, 1.0).item()
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_accumulated_parts_add_up_to_the_batch(mode):
+    model, ids = tiny_model(), batch(0)
+    model(ids[:, :-1], labels=ids[:, 1:]).loss.backward()
+    expected = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+    assert run_world(2, accumulate, mode, mode=mode) == pytest.approx([expected] * 2, rel=CLOSE)
+
+
+def recompute(world, kind):
+    model = tiny_model()
+    checkpoint_activations(model, kind)
+    return TinyRun(apply_parallelism(model, world), world).steps(2)
+
+
+@pytest.mark.parametrize("kind", ["full", "sublayer"])
+def test_sharded_blocks_can_be_computed_again(kind):
+    expected = TinyRun(tiny_model()).steps(2)
+    for result in run_world(2, recompute, kind, mode="fsdp"):
+        assert_close(result, expected)
+
+
+def low_precision(world):
+    run = TinyRun(apply_parallelism(tiny_model(), world, dtype=torch.bfloat16), world)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = run.steps(2)
+    return losses, {p.dtype for p in run.model.parameters()}
+
+
+def test_blocks_are_gathered_in_low_precision_and_kept_in_full():
+    expected = TinyRun(tiny_model()).steps(2)
+    for losses, dtypes in run_world(2, low_precision, mode="fsdp"):
+        assert dtypes == {torch.float32}
+        assert losses[1][0] == pytest.approx(expected[1][0], rel=0.01)
+        assert losses != expected
+
+
+def test_clipping_is_torchs_own_on_one_process():
+    ours, theirs, ids = tiny_model(), tiny_model(), batch(0)
+    for model in (ours, theirs):
+        model(ids[:, :-1], labels=ids[:, 1:]).loss.backward()
+    norm = clip_gradients(ours, 0.1)
+    assert norm == nn.utils.clip_grad_norm_(theirs.parameters(), 0.1)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+    assert clip_gradients(tiny_model(), 1.0) == 0  # no gradients yet
+
+
+def words(world):
+    return (
+        world.mean({"a": float(world.rank), "b": 1.0}),
+        world.any(world.rank == 1),
+        world.any(False),
+        world.gather(f"rank {world.rank}"),
+        world.from_main(world.rank),
+        math.isnan(world.mean({"a": math.nan if world.rank else 0.0})["a"]),
+    )
+
+
+def test_processes_agree():
+    expected = ({"a": 0.5, "b": 1.0}, True, False, ["rank 0", "rank 1"], 0, True)
+    assert run_world(2, words) == [expected, expected]
+
+
+def test_a_world_of_one_starts_nothing(monkeypatch):
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    world = World.start()
+    assert (world.rank, world.size, world.mode, world.is_main) == (0, 1, "none", True)
+    assert not torch.distributed.is_initialized()
+    assert words(world)[:5] == ({"a": 0.0, "b": 1.0}, False, False, ["rank 0"], 0)
+    model = tiny_model()
+    assert apply_parallelism(model, world) is model
+    world.close()
+
+
+def test_what_cannot_be_divided_is_refused_in_one_sentence():
+    assert check_group("hsdp", 8, 4, None) == 4
+    with pytest.raises(ConfigError, match=r"parallel\.group: 3 is not allowed; with 4 processes it takes 1, 2, 4"):
+        check_group("tp", 4, 4, 3)
+    with pytest.raises(ConfigError, match=r"parallel\.mode: 'zero' is not allowed"):
+        apply_parallelism(tiny_model(), World(), "zero")
+
+
+def refuse(world):
+    with pytest.raises(ConfigError) as caught:
+        apply_parallelism(tiny_model("subln"), world)
+    return str(caught.value)
+
+
+def test_heads_must_be_a_multiple_of_the_group():
+    expected = "parallel.group: 4 is not allowed for tp; model.kv_heads = 2 is no multiple"
+    assert set(run_world(4, refuse, mode="tp", group=4)) == {expected}
+
+
+def test_environment_that_is_no_number(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ConfigError, match="WORLD_SIZE: 'two' is not allowed"):
+        World.start()
+
+
+def test_groups_of_one_kind_stay_as_they_are():
+    parameters = list(tiny_model().parameters())
+    assert uniform_groups([{"params": parameters, "lr": 1}]) == [{"params": parameters, "lr": 1}]

@@ -1,0 +1,75 @@
+"""Whole runs of several processes: the losses of one process, the same files, an end after a worker's death."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from siamesenorm.train.folder import read_metrics
+from siamesenorm.train.loop import train
+from siamesenorm.train.recipes import resolve
+from siamesenorm.train.yaml import write_yaml
+
+from .worlds import run_world
+
+STEPS = 8
+WORKER = Path(__file__).with_name("elastic_worker.py")
+
+
+def tiny_config(folder, *changes):
+    tokens = folder / "tokens.npy"
+    np.random.default_rng(0).integers(0, 256, 5_000).astype(np.uint16).tofile(tokens)
+    small = [
+        "model.dim=16", "model.blocks=2", "model.heads=2", "model.ffn_dim=32", f"data.train={tokens}",
+        "data.sequence_length=16", "train.batch_size=4", f"train.steps={STEPS}", "schedule.warmup=2",
+        "checkpoint.every=2", "evaluation.every=null", "logging.tensorboard=false", "logging.peak_flops=1e9",
+        "divergence.spike=null", "divergence.plateau=null", "parallel.device=cpu",
+    ]  # fmt: skip
+    return resolve("lm-tiny", [*small, *changes])
+
+
+def run_in(world, config, folder):
+    return train(config, folder, world=world).state
+
+
+def losses(folder):
+    return [(record["loss"], record["grad_norm"]) for record in read_metrics(folder) if "loss" in record]
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp", "tp"])
+def test_a_run_of_two_processes_is_the_run_of_one(tmp_path, mode):
+    """With averaged weights and accumulation, down to the exported file and its names."""
+    config = tiny_config(tmp_path, "train.ema=0.5", "train.accumulation=2", f"parallel.mode={mode}")
+    assert train(config, tmp_path / "one").state == "finished"
+    assert run_world(2, run_in, config, tmp_path / "two", mode=mode) == ["finished", "finished"]
+    assert len(losses(tmp_path / "two")) == STEPS
+    for ours, theirs in zip(losses(tmp_path / "two"), losses(tmp_path / "one"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    one, two = (load_file(tmp_path / name / "weights.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_worker_dies_and_the_run_comes_to_the_same_end(tmp_path):
+    """torchrun restarts both processes; they find each other again, resume, and end with bitwise the same weights."""
+    config = tiny_config(tmp_path, "parallel.mode=ddp", "model.dropout=0.1")
+    assert run_world(2, run_in, config, tmp_path / "alone") == ["finished", "finished"]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(write_yaml(config.as_dict()))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command += [str(WORKER), str(recipe), str(tmp_path / "killed"), "1:6"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert "-9" in ended.stderr  # it did die
+    assert losses(tmp_path / "killed") == losses(tmp_path / "alone")
+    killed, alone = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("killed", "alone"))
+    assert killed == alone

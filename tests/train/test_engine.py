@@ -1,0 +1,186 @@
+"""One step: accumulation is one big batch, clipping, averaged weights, precision, recomputed activations."""
+
+import copy
+
+import pytest
+import torch
+
+from siamesenorm.train.ema import WeightAverage
+from siamesenorm.train.engine import split_batch
+from siamesenorm.train.errors import ConfigError
+
+from .small_runs import engine
+
+
+def gradients(*overrides: str) -> tuple[float, dict[str, torch.Tensor]]:
+    e = engine("clip=null", *overrides)
+    step = e.compute(1)
+    e.close()
+    return step.loss, {name: p.grad for name, p in e.model.named_parameters()}
+
+
+def test_accumulation_is_one_big_batch():
+    loss, whole = gradients()
+    parts_loss, parts = gradients("accumulation=4")
+    assert parts_loss == pytest.approx(loss, rel=1e-6)
+    for name, grad in whole.items():
+        torch.testing.assert_close(parts[name], grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_accumulation_counts_tokens_where_documents_are_masked():
+    """Parts with fewer scored tokens count less: the mean is over tokens, not over parts."""
+    e = engine("clip=null", "document_masking=true", "data.train=arithmetic:problems=240", "accumulation=4")
+    e.batch = next(e.loader)
+    e.batch["labels"][0, :12] = -100  # 4 of 16 tokens are left in the first part
+    step = e.gradients(1)
+    parts = {name: p.grad.clone() for name, p in e.model.named_parameters()}
+    e.model.zero_grad()
+    output = e.model(e.batch["input_ids"], **{k: v for k, v in e.batch.items() if k != "input_ids"})
+    output.loss.backward()
+    assert float(step["loss"]) == pytest.approx(output.loss.item(), rel=1e-6)
+    for name, parameter in e.model.named_parameters():
+        torch.testing.assert_close(parts[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+    e.close()
+
+
+def test_split_keeps_rows_in_order():
+    batch = {"a": torch.arange(8).view(8, 1), "b": torch.arange(8) * 10}
+    parts = split_batch(batch, 4)
+    assert [part["a"].flatten().tolist() for part in parts] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [part["b"].tolist() for part in parts] == [[0, 10], [20, 30], [40, 50], [60, 70]]
+
+
+def test_clipping_scales_to_the_limit_and_reports_the_norm_before():
+    loss, grads = gradients()
+    norm = torch.stack([g.norm() for g in grads.values()]).norm()
+    e = engine("clip=0.01")
+    step = e.compute(1)
+    e.close()
+    assert (step.loss, step.grad_norm) == (loss, pytest.approx(float(norm), rel=1e-5))
+    clipped = torch.stack([p.grad.norm() for p in e.model.parameters()]).norm()
+    assert float(clipped) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("topology", ["siamese", "siamese:form=hybrid_pre", "pre", "hyper", "span"])
+@pytest.mark.parametrize("kind", ["full", "sublayer"])
+def test_recomputed_activations_change_no_gradient(topology, kind):
+    loss, kept = gradients(f"topology={topology}")
+    again_loss, again = gradients(f"topology={topology}", f"activation_checkpointing={kind}")
+    assert again_loss == pytest.approx(loss, rel=1e-6)
+    for name, grad in kept.items():
+        torch.testing.assert_close(again[name], grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["full", "sublayer"])
+def test_recomputing_draws_the_same_dropout(kind):
+    loss, kept = gradients("model.dropout=0.3")
+    again_loss, again = gradients("model.dropout=0.3", f"activation_checkpointing={kind}")
+    assert again_loss == pytest.approx(loss, rel=1e-6)
+    for name, grad in kept.items():
+        torch.testing.assert_close(again[name], grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def saved_bytes(kind: str) -> int:
+    e = engine("blocks=6", "dim=32", f"activation_checkpointing={kind}")
+    kept: dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        alive.append(t)
+        return t
+
+    alive: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        e.task.loss(e.model, next(e.loader))
+    e.close()
+    return sum(kept.values())
+
+
+def test_recomputing_keeps_less():
+    none, sublayer, full = (saved_bytes(kind) for kind in ("none", "sublayer", "full"))
+    assert full < sublayer < none
+
+
+def test_average_has_its_closed_form():
+    module = torch.nn.Linear(3, 2)
+    first = copy.deepcopy(dict(module.named_parameters()))
+    average, decay, values = WeightAverage(module, 0.9), 0.9, []
+    for _ in range(5):
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        values.append({name: p.detach().clone() for name, p in module.named_parameters()})
+        average.update()
+    for name, start in first.items():
+        expected = decay**5 * start + sum((1 - decay) * decay ** (4 - k) * v[name] for k, v in enumerate(values))
+        torch.testing.assert_close(average.average[name], expected.detach())
+    with average.applied():
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(parameter.detach(), average.average[name] * 0 + parameter.detach())
+            assert not torch.equal(parameter, values[-1][name])
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, values[-1][name])
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_weights_in_float32():
+    e = engine("precision=bf16")
+    seen = []
+    e.model.blocks[0].ffn.up.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    step = e.compute(1)
+    e.apply(1)
+    e.close()
+    assert seen == [torch.bfloat16]
+    assert {p.dtype for p in e.model.parameters()} == {p.grad.dtype for p in e.model.parameters()} == {torch.float32}
+    assert step.loss == pytest.approx(gradients()[0], rel=1e-2)
+
+
+def test_float16_scales_the_loss_and_unscales_gradients():
+    loss, plain = gradients()
+    e = engine("precision=fp16", "clip=null")
+    step = e.compute(1)
+    assert e.precision.scaler.get_scale() > 1
+    assert step.loss == pytest.approx(loss, rel=1e-2)
+    for name, parameter in e.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain[name], rtol=0.1, atol=2e-3, msg=name)
+    before = e.precision.scaler.get_scale()
+    assert e.precision.lower_scale()
+    assert e.precision.scaler.get_scale() == before / 2
+    e.close()
+
+
+def test_z_loss_is_the_weighted_square_of_the_log_normaliser():
+    e = engine("model.z_weight=0.5")
+    batch = next(e.loader)
+    e.close()
+    e.model.train()
+    with torch.no_grad():
+        log_z = e.model(batch["input_ids"]).logits.logsumexp(-1)
+        trained = e.task.loss(e.model, batch).total
+        plain = e.task.loss(e.model.eval(), batch).total
+    torch.testing.assert_close(trained - plain, 0.5 * log_z.square().mean())
+
+
+def test_held_out_loss_is_without_z_loss():
+    e = engine("model.z_weight=1.0")
+    batch = next(e.loader)
+    e.close()
+    plain = engine()
+    plain.close()
+    e.model.eval()
+    assert float(e.task.loss(e.model, batch).metrics["loss"]) == pytest.approx(
+        float(plain.task.loss(plain.model, batch).metrics["loss"])
+    )
+
+
+def test_batches_that_do_not_divide_are_refused():
+    with pytest.raises(ConfigError, match="divisor of batch_size = 4"):
+        engine("accumulation=3")
+
+
+def test_learning_rate_follows_the_schedule():
+    e = engine("lr=0.01", "warmup=4", "steps=12", "kind=constant")
+    assert [e.lr(step) for step in (1, 2, 4, 12)] == pytest.approx([0.0025, 0.005, 0.01, 0.01])
+    e.compute(2)
+    e.apply(2)
+    e.close()
+    assert {group["lr"] for group in e.optimizer.param_groups} == {0.005}

@@ -1,0 +1,65 @@
+"""A tiny language model and the plainest training loop there is, for tests of what goes around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.train.distributed import World
+from siamesenorm.train.parallel import clip_gradients, uniform_groups
+
+BATCH = 4
+CONFIGS: dict[str, dict[str, Any]] = {
+    "siamese": {},
+    "hybrid": {"topology": "siamese:form=hybrid_pre"},  # norms on every head of q, k and v
+    "subln": {
+        "topology": "subln",
+        "qk_norm": "projection",
+        "kv_heads": 2,
+    },  # norms over split features, grouped queries
+    "hyper": {"topology": "hyper", "norm": "layer", "bias": True, "tied": True, "activation": "gelu"},
+}
+
+
+def tiny_model(name: str = "siamese", seed: int = 0) -> LanguageModel:
+    base = {"vocab_size": 32, "dim": 16, "blocks": 2, "heads": 4, "ffn_dim": 24}
+    return LanguageModel(LMConfig(**{**base, **CONFIGS[name]}), seed=seed)
+
+
+def batch(step: int) -> Tensor:
+    """The global batch of a step."""
+    return torch.randint(0, 32, (BATCH, 9), generator=torch.Generator().manual_seed(1000 + step))
+
+
+class TinyRun:
+    """Model, optimiser and steps. Dropout-like noise from torch's generator makes random states matter."""
+
+    def __init__(self, model: nn.Module, world: World | None = None, *, noisy: bool = False) -> None:
+        self.model, self.world, self.noisy, self.done = model, world or World(), noisy, 0
+        groups = uniform_groups([{"params": [p for p in model.parameters() if p.requires_grad]}])
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
+
+    def step(self) -> tuple[float, float]:
+        """Loss over all processes, and the norm of all gradients."""
+        part = BATCH // self.world.data_size
+        mine = batch(self.done)[self.world.data_rank * part :][:part]
+        if self.noisy:
+            mine = torch.where(torch.rand(mine.shape) < 0.2, 0, mine)
+        loss = self.model(mine[:, :-1], labels=mine[:, 1:]).loss
+        loss.backward()
+        norm = clip_gradients(self.model, 0.5)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done += 1
+        return self.world.mean({"loss": loss.item()})["loss"], norm.item()
+
+    def steps(self, count: int) -> list[tuple[float, float]]:
+        return [self.step() for _ in range(count)]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "progress": {"step": self.done}, "tensors": {}}

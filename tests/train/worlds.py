@@ -1,0 +1,84 @@
+"""Worlds of several processes on one machine, forked from the test so that nothing is imported again."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import multiprocessing
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from siamesenorm.train.config import ParallelConfig
+from siamesenorm.train.distributed import World
+
+PATIENCE = 120.0
+"""Seconds after which a world counts as hung."""
+
+
+def run_world(
+    size: int, work: Callable[..., Any], *args: Any, mode: str = "ddp", group: int | None = None
+) -> list[Any]:
+    """``work(world, *args)`` in every process of a world; what each returned, in order of rank."""
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # the system chooses the port
+    context = multiprocessing.get_context("fork")
+    parallel = ParallelConfig(mode=mode, group=group, device="cpu", timeout=PATIENCE)  # type: ignore[arg-type]
+    processes, pipes = [], []
+    for rank in range(size):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_process, args=(sender, rank, size, server.port, parallel, work, args))
+        process.start()
+        sender.close()
+        processes.append(process)
+        pipes.append(receiver)
+    try:
+        answers = [_receive(pipe) for pipe in pipes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    for rank, (result, problem) in enumerate(answers):
+        assert problem is None, f"process {rank}:\n{problem}"
+        assert result is not None
+    return [result[0] for result, _ in answers]
+
+
+def _receive(pipe: Any) -> tuple[Any, str | None]:
+    if not pipe.poll(PATIENCE):
+        return None, "no answer"
+    try:
+        return pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        return None, "the process died"
+
+
+def _process(
+    sender: Any, rank: int, size: int, port: int, parallel: ParallelConfig, work: Callable[..., Any], args: Any
+) -> None:
+    gc.freeze()  # what the test left behind must not be collected here: a store would wait for a thread it has not
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(PATIENCE / 2, file=sys.__stderr__)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    try:
+        world = World.start(parallel)
+        result = work(world, *args)
+        world.barrier()
+        sender.send_bytes(pickle.dumps(((result,), None)))
+    except BaseException:
+        sender.send_bytes(pickle.dumps((None, traceback.format_exc())))
+    sender.close()
+    os._exit(0)
