@@ -229,3 +229,17 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_extra(tmp_path, monke
     with pytest.raises(ConfigError, match=rf"logging.{name}: needs the package '{name}'.*siamesenorm\[{name}\]"):
         train(tiny(f"{name}=project"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_does_not_claim_a_save_that_failed(tmp_path, monkeypatch):
+    plain = Loop.take_step
+
+    def take_step(self):
+        verdict = plain(self)
+        if self.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return verdict
+
+    monkeypatch.setattr(Loop, "take_step", take_step)
+    monkeypatch.setattr(Loop, "save", lambda self, wait=False: False)
+    assert "was not saved" in train(tiny(), tmp_path / "run").message

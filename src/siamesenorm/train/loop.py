@@ -227,13 +227,14 @@ class Loop:
 
     # Checkpoints -----------------------------------------------------------------------------------------
 
-    def save(self, wait: bool = False) -> None:
-        """Begin to write a checkpoint of this step; the metrics up to it are on the disk before."""
+    def save(self, wait: bool = False) -> bool:
+        """Begin to write a checkpoint of this step; the metrics up to it are on the disk before. False if it failed."""
         if self.metrics is not None:
             self.metrics.sync()
-        self.store.save(self.step, self.engine.state(self._progress()), wait=wait)
+        succeeded = self.store.save(self.step, self.engine.state(self._progress()), wait=wait)
         self.saved = self.step
         self._status("running")
+        return succeeded
 
     def _progress(self) -> dict[str, Any]:
         return {
@@ -279,17 +280,20 @@ class Loop:
 
     def end(self, state: State, message: str = "", *, interruption: Interruption | None = None) -> Result:
         """Save what there is to save and say how it ended."""
+        succeeded = True
         if state == "diverged":
             message = f"diverged at step {self.step + 1}: {message}"
         elif self.saved != self.step:
-            self.save(wait=True)
-        self.store.finish()
+            succeeded = self.save(wait=True)
+        succeeded = self.store.finish() and succeeded
         if state == "finished":
             self._export()
             message = f"finished {self.step} steps"
         received = None if interruption is None else interruption.signal or signal.SIGTERM
         if received is not None:
             message = f"{received.name}: saved at step {self.step}; the same command goes on from here"
+            if not succeeded:
+                message = f"{received.name}: step {self.step} was not saved; the same command goes on from before it"
         self._note(state, message, self.step)
         self._status(state, message=message)
         return Result(state, self.step, self.loss, message, self.folder.path, self.evaluation, received)
