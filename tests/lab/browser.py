@@ -94,9 +94,7 @@ class Browser:
         """Show a file and wait until its plots are drawn."""
         self.events.clear()
         phone = width < 600
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=phone
-        )
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=phone)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.call("Page.navigate", url=path.resolve().as_uri())

@@ -118,7 +118,7 @@ class LocalEngine:
         """Run what is not done yet; False if it was interrupted, which has saved what was running."""
         waiting = [progress for progress in plan if progress.state not in DONE]
         running: dict[connection.Connection, tuple[Any, Progress, int]] = {}
-        with _stopping() as stop:
+        with stopping() as stop:
             try:
                 while running or (waiting and not stop.asked):
                     while waiting and len(running) < self.jobs and not stop.asked:
@@ -172,14 +172,16 @@ def _end(process: Any, progress: Progress, stopping: bool) -> None:
     progress.read()
 
 
-class _Stop:
+class Stop:
+    """Whether a stop was asked for, and whether the cells were told."""
+
     asked = told = False
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[_Stop]:
+def stopping() -> Iterator[Stop]:
     """The first Ctrl-C or SIGTERM asks to stop, the second ends at once."""
-    stop = _Stop()
+    stop = Stop()
 
     def take(number: int, frame: FrameType | None) -> None:
         if stop.asked:
