@@ -15,10 +15,9 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/siamesenorm/res
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(READY) ## every topology in a table, one explained, signal propagation by depth drawn into runs/
+demo: $(READY) ## compare pre, post and siamese on an embedded corpus: five minutes, a report in runs/compare
 	$(BIN)/siamesenorm topologies
-	$(BIN)/siamesenorm topologies siamese
-	$(BIN)/python benchmarks/signal_propagation.py --quick --out runs/signal_propagation
+	$(BIN)/siamesenorm compare
 
 test: lint ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2

@@ -59,9 +59,8 @@ def test_every_plot_is_drawn_with_its_lines(browser, report):
     browser.open(report)
     assert sorted(browser.evaluate("[...document.querySelectorAll('.plot')].map(p => p.id.slice(5))")) == sorted(PLOTS)
     for name in PLOTS:
-        width, height = browser.evaluate(
-            f"(({{width, height}}) => [width, height])({svg(name)}.getBoundingClientRect())"
-        )
+        box = f"{svg(name)}.getBoundingClientRect()"
+        width, height = browser.evaluate(f"[{box}.width, {box}.height]")
         assert width > 400
         assert height > 150
     assert browser.evaluate(f"{plot('curves')}.querySelectorAll('.scatterlayer .trace').length") >= 6

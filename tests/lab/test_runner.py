@@ -80,7 +80,7 @@ def test_done_cells_are_kept_and_new_ones_added(finished):
 def test_a_diverged_cell_is_a_result_and_the_grid_goes_on(tmp_path):
     # A spike of nothing at all above the median counts, so the second run ends at once.
     prepared = prepare_grid(
-        tiny_grid("divergence.window=2", "divergence.spike_steps=1", topologies=("pre",), lrs=(1e-2, 100.0)), tmp_path
+        tiny_grid("divergence.history=2", "divergence.spike_steps=1", topologies=("pre",), lrs=(1e-2, 100.0)), tmp_path
     )
     assert run(prepared, jobs=1)
     assert [progress.state for progress in prepared.plan] == ["finished", "diverged"]
@@ -185,6 +185,7 @@ def test_data_that_changed_under_its_name_is_noticed(tmp_path):
         (["--text", "nowhere.txt"], "'nowhere.txt' is neither a file nor a folder"),
         (["--text", "nowhere.txt", "--set", "blocks=0"], "model.blocks"),
         (["--figures", "gif"], "--figures: 'gif'"),
+        (["--engine", "slurm"], "--engine: 'slurm' is not known; it takes one of local, ray"),
         (["--recipe", "nothing"], "unknown name 'nothing'"),
     ],
 )

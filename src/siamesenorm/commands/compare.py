@@ -66,6 +66,9 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cells at a time; by default one a GPU or core.", show_default=False)
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Where cells run: local, or ray for a Ray cluster (extra: ray).", metavar="NAME")
+    ] = "local",
     out: Annotated[
         Path | None, typer.Option(help="Folder of the grid; the same one again goes on.", show_default="runs/compare…")
     ] = None,
@@ -81,11 +84,12 @@ def compare(
     """
     from rich.console import Console
 
-    from siamesenorm.lab.compare import local_engine, make_grid, prepare_grid, prepare_text
+    from siamesenorm.lab.compare import check_engine, make_grid, open_engine, prepare_grid, prepare_text
     from siamesenorm.lab.export import parse_formats
     from siamesenorm.lab.live import LiveTable
     from siamesenorm.lab.presets import find_preset
 
+    check_engine(engine)
     chosen = None if preset is None else find_preset(preset)
     formats = () if figures is None else parse_formats(figures)
     folder = out or Path("runs") / "-".join(["compare", *filter(None, (preset, recipe and Path(recipe).stem))])
@@ -102,16 +106,16 @@ def compare(
     make().cells()  # what is wrong is said before a text is prepared
     grid = make() if text is None else make(data=prepare_text(text, folder))
     prepared = prepare_grid(grid, folder)
-    engine = local_engine(jobs)
+    opened = open_engine(engine, jobs)
     console = Console()
     kept = sum(progress.kept for progress in prepared.plan)
     console.print(
-        f"{len(prepared.plan)} cells in {folder}, {engine.jobs} at a time" + (f"; {kept} are done" if kept else ""),
+        f"{len(prepared.plan)} cells in {folder}, {opened.jobs} at a time" + (f"; {kept} are done" if kept else ""),
         style="dim",
         markup=False,
     )
     with LiveTable(prepared.plan, console) as table:
-        complete = engine.run(prepared.plan, prepared.provenance, table)
+        complete = opened.run(prepared.plan, prepared.provenance, table)
     for progress in prepared.failed[:SHOWN]:
         typer.echo(f"siamesenorm: {progress.folder}: {progress.message}", err=True)
     if prepared.done:

@@ -29,6 +29,7 @@ from siamesenorm.train.errors import ConfigError
 
 RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,3.2e-2", "0,1,2"
 """What is compared where nothing is asked for; docs/log.md says how it was chosen."""
+ENGINES = ("local", "ray")
 DATA = "data"
 HELD_OUT = 0.05
 """Share of a user's text."""
@@ -144,6 +145,26 @@ def _different_data(cells: Sequence[Cell]) -> list[Cell]:
     """One cell for every data section, so that each is opened once."""
     found = {json.dumps([cell.config.as_dict()[s] for s in ("data", "evaluation")]): cell for cell in cells}
     return list(found.values())
+
+
+def check_engine(name: str) -> None:
+    """Raise if there is no such engine, or not what it needs."""
+    if name not in ENGINES:
+        raise ConfigError(f"--engine: {name!r} is not known; it takes one of {', '.join(ENGINES)}")
+    if name == "ray":
+        from siamesenorm.lab.ray_engine import check_ray
+
+        check_ray()
+
+
+def open_engine(name: str, jobs: int | None = None) -> Engine:
+    """The engine of a name."""
+    check_engine(name)
+    if name == "local":
+        return local_engine(jobs)
+    from siamesenorm.lab.ray_engine import RayEngine
+
+    return RayEngine(jobs)
 
 
 def local_engine(jobs: int | None = None) -> LocalEngine:

@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -96,9 +97,9 @@ class Grid:
             raise ConfigError(f"grid: {math.prod(sizes)} cells are not allowed; it takes 1 to {LARGEST}")
         combinations = itertools.product(self.seeds, itertools.product(*self.axes), self.lrs, self.topologies)
         cells = [self._cell(*combination) for combination in combinations]
-        names = [cell.name for cell in cells]
-        for name, cell in zip(names, cells, strict=True):
-            if names.count(name) > 1:
+        counts = Counter(cell.name for cell in cells)
+        for cell in cells:
+            if counts[cell.name] > 1:
                 where = " ".join([cell.topology, f"lr={cell.lr:g}", *cell.settings, f"seed={cell.seed}"])
                 raise ConfigError(f"grid: the cell {where} stands twice; give every value once")
         return cells

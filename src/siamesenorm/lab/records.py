@@ -158,8 +158,8 @@ def read_run(folder: Path) -> Run:
     evaluations = [(r["step"], r["evaluation"]) for r in metrics if isinstance(r.get("evaluation"), dict)]
     evaluation = status.get("evaluation") or (evaluations[-1][1] if evaluations else {})
     state, chance = str(status.get("state", "unknown")), facts.get("chance_loss")
-    if state == "finished" and chance is not None and evaluation.get("loss", 0.0) > chance - CHANCE:
-        state = "finished" if _learns([loss for _, loss in losses]) else "stuck"
+    if state == "finished" and chance is not None and _stuck([loss for _, loss in losses], chance):
+        state = "stuck"
     return Run(
         name=folder.name,
         folder=folder,
@@ -175,13 +175,13 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def _learns(losses: Sequence[float]) -> bool:
-    """Whether the last quarter of a run gained on the one before."""
+def _stuck(losses: Sequence[float], chance: float) -> bool:
+    """Whether the last quarter of a run knows no more than frequencies and gained nothing on the one before."""
     quarter = len(losses) // 4
     if not quarter:
-        return True
-    before, last = losses[-2 * quarter : -quarter], losses[-quarter:]
-    return (sum(before) - sum(last)) / quarter > LEARNT
+        return False
+    before, last = sum(losses[-2 * quarter : -quarter]) / quarter, sum(losses[-quarter:]) / quarter
+    return last > chance - CHANCE and before - last <= LEARNT
 
 
 def read_records(folders: Iterable[Path]) -> Records:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any, Literal
 
 from siamesenorm.lab.cell import Order, work
 from siamesenorm.lab.grid import Cell
+from siamesenorm.lab.provenance import cores
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 
@@ -109,7 +109,7 @@ class LocalEngine:
         if jobs < 1:
             raise ConfigError(f"--jobs: {jobs} is not allowed; it takes 1 or more")
         self.jobs, self.gpus = jobs, gpus
-        self.threads = threads or max(1, (os.cpu_count() or 1) // jobs)
+        self.threads = threads or max(1, cores() // jobs)
         self.context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
             self.context.set_forkserver_preload(["siamesenorm.lab.cell", "siamesenorm.train.loop"])
@@ -118,7 +118,7 @@ class LocalEngine:
         """Run what is not done yet; False if it was interrupted, which has saved what was running."""
         waiting = [progress for progress in plan if progress.state not in DONE]
         running: dict[connection.Connection, tuple[Any, Progress, int]] = {}
-        with _stopping() as stop:
+        with stopping() as stop:
             try:
                 while running or (waiting and not stop.asked):
                     while waiting and len(running) < self.jobs and not stop.asked:
@@ -172,14 +172,16 @@ def _end(process: Any, progress: Progress, stopping: bool) -> None:
     progress.read()
 
 
-class _Stop:
+class Stop:
+    """Whether a stop was asked for, and whether the cells were told."""
+
     asked = told = False
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[_Stop]:
+def stopping() -> Iterator[Stop]:
     """The first Ctrl-C or SIGTERM asks to stop, the second ends at once."""
-    stop = _Stop()
+    stop = Stop()
 
     def take(number: int, frame: FrameType | None) -> None:
         if stop.asked:

@@ -13,7 +13,11 @@ from siamesenorm.lab.verdict import verdict
 
 def show(console: Console, records: Records, analysis: Analysis) -> None:
     """Everything in a screenful."""
+    seeds = len(records.seeds)
+    spread = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+    console.print(Text(f"\nheld-out {analysis.metric}{spread}", style="dim"))
     console.print(scores(records, analysis))
+    console.print()
     for sentence in verdict(analysis):
         console.print(Text.assemble(("• ", "bold cyan"), sentence))
     for note in notes(records):
@@ -22,11 +26,7 @@ def show(console: Console, records: Records, analysis: Analysis) -> None:
 
 def scores(records: Records, analysis: Analysis) -> Table:
     """A row for every topology and setting, a column for every learning rate."""
-    seeds = len(records.seeds)
-    caption = f"held-out {analysis.metric}, mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    table = Table(
-        box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0), caption=caption, caption_justify="left"
-    )
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     grouped = records.groups != [""]
     if grouped:
         table.add_column("setting", no_wrap=True)

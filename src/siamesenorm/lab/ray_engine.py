@@ -1,0 +1,143 @@
+"""Cells on a Ray cluster (extra: ray): the same cells, the same folders, on as many machines as there are.
+
+Where the machines share no disk, a cell's folder travels: what there is of it goes out with the order, and comes back
+with the result. A task that is lost with its machine is begun again by Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import shutil
+import tarfile
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from siamesenorm.lab.cell import Order, run_cell
+from siamesenorm.lab.runner import DONE, Progress, Watcher, stopping
+from siamesenorm.train.errors import ConfigError
+
+SECONDS = 0.5
+"""Between two looks at what has ended."""
+RETRIES = 2
+"""Times that a cell is begun again when its machine is lost."""
+
+
+def check_ray() -> None:
+    """Raise if it is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("--engine: 'ray' needs the package 'ray'; install it with pip install 'siamesenorm[ray]'")
+
+
+class RayEngine:
+    """A Ray cluster: the one that this machine belongs to, or one of this machine alone."""
+
+    def __init__(self, jobs: int | None = None, address: str | None = None) -> None:
+        check_ray()
+        import ray
+
+        self.ray: Any = ray
+        if not ray.is_initialized():
+            ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)
+        resources = ray.cluster_resources()
+        self.gpus = int(resources.get("GPU", 0))
+        self.jobs = jobs or self.gpus or max(1, int(resources.get("CPU", 1)))
+
+    def run(self, plan: Sequence[Progress], provenance: dict[str, Any], watcher: Watcher) -> bool:
+        """Run what is not done yet; False if it was interrupted, which has saved what was running."""
+        task = self.ray.remote(num_cpus=1, num_gpus=1 if self.gpus else 0, max_retries=RETRIES)(remote_cell)
+        waiting = [progress for progress in plan if progress.state not in DONE]
+        running: dict[Any, Progress] = {}
+        with stopping() as stop, _mark(plan) as mark:
+            while running or (waiting and not stop.asked):
+                while waiting and len(running) < self.jobs and not stop.asked:
+                    progress = waiting.pop(0)
+                    order = Order(progress.cell.config.as_dict(), str(progress.folder.resolve()), provenance)
+                    running[task.remote(order, packed(progress.folder), str(mark))] = progress
+                    progress.state = "running"
+                    watcher.changed(progress)
+                if stop.asked and not stop.told:
+                    stop.told = True
+                    for reference in running:
+                        self.ray.cancel(reference, force=False)  # an interrupt in the worker, which saves
+                ended, _ = self.ray.wait(list(running), timeout=SECONDS) if running else ([], None)
+                for reference in ended:
+                    self._end(reference, running.pop(reference), watcher)
+                watcher.tick()
+        return not stop.asked
+
+    def _end(self, reference: Any, progress: Progress, watcher: Watcher) -> None:
+        try:
+            message, files = self.ray.get(reference)
+            if files is not None:
+                unpack(files, progress.folder)
+        except self.ray.exceptions.TaskCancelledError:
+            message = {"kind": "ended", "state": "interrupted"}  # it had not begun
+        except Exception as error:  # whatever became of a machine is the cell's end, not the grid's
+            message = {"kind": "failed", "message": " ".join(str(error).split())[-200:]}
+        progress.hear(message)
+        progress.read()
+        watcher.changed(progress)
+
+
+@contextlib.contextmanager
+def _mark(plan: Sequence[Progress]) -> Iterator[Path]:
+    """A file beside the cells for as long as the grid runs: who sees it shares this disk."""
+    folder = plan[0].folder.resolve().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / f".{uuid.uuid4().hex}"
+    mark.touch()
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def remote_cell(order: Order, files: bytes, mark: str) -> tuple[dict[str, Any], bytes | None]:
+    """What a Ray worker does: how it ended, and the folder's files if this machine does not share them."""
+    shared = Path(mark).exists()
+    place = Path(order.folder) if shared else Path(tempfile.mkdtemp(prefix="siamesenorm-")) / Path(order.folder).name
+    try:
+        if not shared:
+            unpack(files, place)
+        state = run_cell(Order(order.config, str(place), order.provenance, order.threads), lambda message: None)
+        message: dict[str, Any] = {"kind": "ended", "state": state}
+    except (ValueError, OSError) as error:
+        message = {"kind": "failed", "message": " ".join(str(error).split())}
+    if shared:
+        return message, None
+    found = packed(place)
+    shutil.rmtree(place.parent, ignore_errors=True)
+    return message, found
+
+
+def packed(folder: Path) -> bytes:
+    """A folder's files in one piece, nothing where there is no folder."""
+    if not folder.is_dir():
+        return b""
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode="w:gz") as archive:
+        archive.add(folder, arcname=".")
+    return text.getvalue()
+
+
+def unpack(files: bytes, folder: Path) -> None:
+    """The files in a folder, whole or not at all."""
+    if not files:
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.{time.monotonic_ns()}.partial")
+    try:
+        with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+            archive.extractall(partial, filter="data")
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(partial)
