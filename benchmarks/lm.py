@@ -119,7 +119,7 @@ def main() -> None:
         "peers": sorted(peers),
         "python": platform.python_version(),
         "setting": {k: getattr(args, k) for k in ("sequence", "batch", "rounds", "decode", "threads")},
-        "shapes": {},
+        "shapes": json.loads(args.out.read_text())["shapes"] if args.out.exists() else {},
     }
     for name in args.shapes:
         shape = {**SHAPES[name], "sequence": args.sequence, "batch": args.batch, "threads": args.threads}
@@ -163,9 +163,9 @@ def main() -> None:
                 theirs.close()
             rows = {k: v for k, v in result["decode"].items() if k != "same_tokens"}
             show(f"{name}: greedy decoding on the same weights, same tokens: {same}", rows, args.decode)
-        report["shapes"][name] = result
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+        report["shapes"].setdefault(name, {}).update(result)  # parts measured before stay
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"\n{args.out}")
 
 
