@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from siamesenorm.train import parallel
 from siamesenorm.train.folder import read_metrics
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
@@ -39,6 +40,18 @@ def run_in(world, config, folder):
     return train(config, folder, world=world).state
 
 
+def gathered_in(world, config, folder):
+    seen = set()
+    shard = parallel.fully_shard
+    parallel.fully_shard = lambda module, **options: (seen.add(dtype_of(options)), shard(module, **options))[1]
+    seen.add(run_in(world, config, folder))
+    return seen - {"None"}
+
+
+def dtype_of(options):
+    return str(options["mp_policy"].param_dtype if "mp_policy" in options else None)
+
+
 def losses(folder):
     return [(record["loss"], record["grad_norm"]) for record in read_metrics(folder) if "loss" in record]
 
@@ -56,6 +69,15 @@ def test_a_run_of_two_processes_is_the_run_of_one(tmp_path, mode):
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_shards_are_gathered_in_the_precision_of_the_run(tmp_path):
+    """Half the bytes between processes, and the losses of one process up to bf16's rounding."""
+    config = tiny_config(tmp_path, "train.precision=bf16", "train.steps=3", "parallel.mode=fsdp")
+    assert train(config, tmp_path / "one").state == "finished"
+    assert run_world(2, gathered_in, config, tmp_path / "two", mode="fsdp") == [{"finished", "torch.bfloat16"}] * 2
+    for ours, theirs in zip(losses(tmp_path / "two"), losses(tmp_path / "one"), strict=True):
+        assert ours == pytest.approx(theirs, rel=0.02)
 
 
 def test_a_worker_dies_and_the_run_comes_to_the_same_end(tmp_path):

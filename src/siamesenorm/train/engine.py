@@ -57,9 +57,9 @@ class Engine:
         if config.train.compile:
             model.compile()
         self.flops_per_sample = task.flops_per_sample(model)
-        self.model: nn.Module = apply_parallelism(model, world)
-        self.optimizer = build_optimizer(self.model, config.optimizer)
         self.precision = Precision(config.train, world.device)
+        self.model: nn.Module = apply_parallelism(model, world, dtype=self.precision.gathered)
+        self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average = None if config.train.ema is None else WeightAverage(self.model, config.train.ema)
         self.loader = task.loader(
             rank=world.data_rank,

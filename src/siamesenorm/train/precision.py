@@ -20,6 +20,11 @@ class Precision:
         scaled = config.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=scaled, init_scale=2.0**16) if scaled else None
 
+    @property
+    def gathered(self) -> torch.dtype | None:
+        """What sharded blocks are sent between processes in; None: as they are. fp16 gradients need their scale."""
+        return self.dtype if self.dtype is torch.bfloat16 else None
+
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Around every forward pass."""
         if self.dtype is None:
