@@ -4,12 +4,16 @@ import json
 
 import pytest
 
+from siamesenorm.lab import inspect
+from siamesenorm.lab.inspection.figures import plots
+from siamesenorm.lab.inspection.report import write_report as write_inspection
 from siamesenorm.lab.records import find_runs, read_records
 from siamesenorm.lab.report import write_report
 from siamesenorm.lab.statistics import analyse
 
 from .browser import Browser
 from .folders import FACTS, write_grid
+from .stacks import ids, tiny_lm
 
 EVIL = "<script>window.hacked=1</script><img src=x onerror='window.hacked=2'>"
 SCORES = {
@@ -109,6 +113,21 @@ def test_a_name_in_the_legend_can_be_hidden(browser, report):
     assert browser.evaluate(hidden) == 0
     browser.evaluate("Plotly.restyle('plot-learning-rate', {visible: 'legendonly'}, [0]).then(() => null)")
     assert browser.evaluate(hidden) == 1
+
+
+@pytest.mark.parametrize("width", [1200, 390], ids=["desk", "phone"])
+def test_an_inspection_opens_with_all_its_plots_and_its_strings_stay_text(browser, tmp_path, width):
+    found = inspect(tiny_lm("siamese", blocks=2), {"input_ids": ids(), "labels": ids()})
+    found = found.model_copy(update={"source": {"folder": EVIL, "text": EVIL, "command": EVIL}})
+    _, page = write_inspection(found, tmp_path)
+    browser.open(page, width=width)
+    assert browser.problems == []
+    assert browser.requests == [page.resolve().as_uri()]
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    for name in (drawn.name for drawn in plots(found)):
+        assert browser.evaluate(f"{svg(name)}.querySelectorAll('.trace, .hm image').length") >= 1, name
+    assert browser.evaluate("window.hacked") is None
+    assert EVIL in browser.evaluate("document.querySelector('h1').textContent")
 
 
 def plot(name: str) -> str:
