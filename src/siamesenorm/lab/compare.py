@@ -27,7 +27,7 @@ from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
 from siamesenorm.tasks import find_task
 from siamesenorm.train.errors import ConfigError
 
-RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "1e-3,4e-3,1.6e-2", "0,1,2"
+RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,3.2e-2", "0,1,2"
 """What is compared where nothing is asked for; docs/log.md says how it was chosen."""
 ENGINES = ("local", "ray")
 DATA = "data"
