@@ -99,6 +99,7 @@ def _register() -> None:
         generate,
         inspect,
         models,
+        predict,
         recipes,
         report,
         train,
@@ -111,6 +112,7 @@ def _register() -> None:
     app.command()(recipes.recipes)
     app.command()(models.models)
     app.command()(generate.generate)
+    app.command()(predict.predict)
     app.command()(evaluate.evaluate)
     app.command()(export.export)
     app.add_typer(data.app)

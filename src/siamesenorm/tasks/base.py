@@ -53,7 +53,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     sections: ClassVar[dict[str, type[BaseModel]]]
-    """Classes of the configuration's sections model, data and evaluation."""
+    """Classes of the configuration's sections model, data and evaluation, and of further ones of its own."""
     unit: ClassVar[str] = "samples"
     """What throughput is counted in."""
 
@@ -65,6 +65,11 @@ class Task(ABC):
     @abstractmethod
     def __init__(self, config: Any) -> None:
         """Open the data and check it against the model; writes nothing."""
+
+    @classmethod
+    def model_of(cls, config: Any) -> nn.Module:
+        """The model of a configuration, without its data; for what uses a trained one."""
+        raise NotImplementedError(f"the task {cls.name} makes no model without its data")
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -94,6 +99,11 @@ class Task(ABC):
         """How many of `unit` a sample has."""
 
     @property
+    def epoch_samples(self) -> int | None:
+        """Samples after which all training data have been given once; None where there is no such number."""
+        return None
+
+    @property
     @abstractmethod
     def parameters(self) -> int:
         """How many parameters the model has, about, before it is made."""
@@ -109,6 +119,17 @@ class Task(ABC):
     def chance_loss(self) -> float | None:
         """The loss of a model that knows frequencies but no context; None where there is no such level."""
         return None
+
+    @classmethod
+    def for_evaluation(cls, config: Any) -> Task:
+        """The task of a run whose model is only to be evaluated."""
+        evaluation = config.evaluation.model_copy(update={"every": config.evaluation.every or 1})
+        return cls(config.model_copy(update={"evaluation": evaluation}))
+
+    @classmethod
+    def header(cls, config: Any, folder: Path) -> dict[str, str]:
+        """What an exported file of weights says beside the model's configuration."""
+        return {}
 
     def save_extras(self, folder: Path) -> None:  # noqa: B027  (nothing is a good default)
         """Write into the run folder what a trained model needs beside its weights."""

@@ -21,6 +21,7 @@ from siamesenorm.train.display import Display, QuietDisplay
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import DivergenceMonitor, Verdict, locate
 from siamesenorm.train.engine import Engine, Step
+from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, METRICS, WEIGHTS, MetricsFile, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
@@ -59,6 +60,7 @@ def train(
     world = world or World.start(config.parallel)
     try:
         run = RunFolder(folder)
+        config = in_steps(config)
         _together(world, lambda: _check(run, config, mode))
         task = find_task(config.task)(config)
         check_memory(config, task, world)
