@@ -73,6 +73,17 @@ def test_every_plot_is_drawn_with_its_lines(browser, report):
     assert "diverged" in browser.evaluate(f"{plot('learning-rate')}.textContent")
 
 
+def test_a_cell_without_a_number_says_so_in_its_own_place(tmp_path, browser):
+    folders = write_grid(tmp_path / "cells", {("pre", 1e-3): [2.5, 2.4], ("pre", 1e-2): [None, None]})
+    records = read_records(folders)
+    browser.open(write_report(records, analyse(records, baseline="pre"), tmp_path, title="Two cells"))
+    text = f"{plot('heat-map')}.querySelector('.annotation-text-g').getBoundingClientRect()"
+    cells = f"{plot('heat-map')}.querySelector('.hm image').getBoundingClientRect()"
+    where = browser.evaluate(f"({text}.left + {text}.width / 2 - {cells}.left) / {cells}.width")
+    assert 0.6 < where < 0.9  # the middle of the second of two columns
+    assert browser.evaluate(f"{plot('heat-map')}.textContent").count("diverged") == 1
+
+
 def test_strings_of_users_stay_text(browser, report):
     browser.open(report)
     assert browser.evaluate("window.hacked") is None

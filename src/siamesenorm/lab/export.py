@@ -103,6 +103,8 @@ def learning_rate(axes: Axes, records: Records, analysis: Analysis) -> bool:
         top = axes.get_xaxis_transform()
         axes.plot(failed, [0.97] * len(failed), "x", color=colour, transform=top, markersize=8, markeredgewidth=2)
     axes.set(xlabel="peak learning rate (crosses: diverged)", ylabel=f"held-out {plain(analysis.metric)}", xscale="log")
+    axes.set_xticks(records.lrs, [f"{lr:g}" for lr in records.lrs])
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize=8)
     return True
 

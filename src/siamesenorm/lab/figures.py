@@ -187,7 +187,7 @@ def heat_map(records: Records, analysis: Analysis) -> Figure:
         "x": [f"{lr:g}" for lr in records.lrs],
         "y": [folded(title_of(topology, setting)) for topology, setting in rows],
         "z": [[None if place is None else place.mean for place in row] for row in places],
-        "text": [[label(short_text(place)) for place in row] for row in places],
+        "text": [["" if is_empty(place) else label(short_text(place)) for place in row] for row in places],
         "texttemplate": "%{text}",
         "hovertemplate": "%{y}<br>lr %{x}: %{text}<extra></extra>",
         "colorscale": "Viridis",
@@ -197,11 +197,11 @@ def heat_map(records: Records, analysis: Analysis) -> Figure:
         "colorbar": {"thickness": 12, "outlinewidth": 0},
         "hoverongaps": False,
     }
-    empty = [
-        {"x": f"{lr:g}", "y": folded(title_of(*name)), "text": label(short_text(place)), "showarrow": False}
-        for name, row in zip(rows, places, strict=True)
-        for lr, place in zip(records.lrs, row, strict=True)
-        if place is not None and place.mean is None
+    empty = [  # by number: plotly would take the name "0.032" for a place on the axis
+        {"x": column, "y": line, "text": label(short_text(place)), "showarrow": False}
+        for line, row in enumerate(places)
+        for column, place in enumerate(row)
+        if is_empty(place)
     ]
     layout = {
         "xaxis": {"title": {"text": "peak learning rate"}, "type": "category", "showgrid": False},
@@ -209,6 +209,11 @@ def heat_map(records: Records, analysis: Analysis) -> Figure:
         "annotations": empty,
     }
     return {"data": [heat], "layout": layout}
+
+
+def is_empty(place: Any) -> bool:
+    """Whether a cell ran but has no number, since none of its seeds reached the end."""
+    return place is not None and place.mean is None
 
 
 def short_text(place: Any) -> str:

@@ -13,7 +13,9 @@ SLOWER = 0.03
 
 def verdict(analysis: Analysis) -> list[str]:
     """Sentences, the most wanted first."""
-    sentences = [_compared(analysis, comparison) for comparison in analysis.best_lr]
+    settings = list(dict.fromkeys(c.setting for c in analysis.best_lr))
+    wanted = sorted(analysis.best_lr, key=lambda c: (settings.index(c.setting), not c.difference.clear))
+    sentences = [_compared(analysis, comparison) for comparison in wanted]
     sentences += [_nowhere(found) for found in analysis.ranges if found.best is None]
     sentences += _noise(analysis)
     sentences += _rates(analysis)
