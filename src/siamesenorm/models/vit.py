@@ -1,0 +1,236 @@
+"""The vision Transformer (DeiT): patches, class and distillation token, a stack on any topology, head(s).
+
+What wraps a model stays outside of it, as with the language model: blocks can be sharded, compiled, or run in
+another way through `VisionTransformer.run`, which activation checkpointing replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from siamesenorm.layers.mlp import MLP
+from siamesenorm.layers.patch import PatchEmbedding
+from siamesenorm.layers.vision_attention import VisionAttention
+from siamesenorm.models.positions import resample_positions
+from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.vit_init import init_head, init_vit
+from siamesenorm.residual import Flow, Place, Residual, Topology
+
+Logits = Tensor | tuple[Tensor, Tensor]
+
+
+class Block(nn.Module):
+    """One attention and one FFN, sent through the topology's flow one after the other."""
+
+    def __init__(self, attention: nn.Module, ffn: nn.Module) -> None:
+        super().__init__()
+        self.attention, self.ffn = attention, ffn
+
+    def forward(self, flow: Flow, context: None = None) -> tuple[Any, ...]:
+        """Run both sublayers; they share nothing and report nothing."""
+        flow.through(self.attention)
+        flow.through(self.ffn)
+        return ()
+
+
+Runner = Callable[[Block, Flow, None], tuple[Flow, tuple[Any, ...]]]
+
+
+def run_block(block: Block, flow: Flow, context: None) -> tuple[Flow, tuple[Any, ...]]:
+    """The plain way to run a block. Another one may take ``flow.streams`` and return a new `Flow` behind the block."""
+    return flow, block(flow, context)
+
+
+class VisionTransformer(nn.Module):
+    """An image classifier on any residual topology.
+
+    ::
+
+        model = VisionTransformer(ViTConfig(image_size=32, patch_size=4, classes=10, dim=64, blocks=4, heads=4,
+                                            ffn_dim=256))
+        model(images)                          # (batch, 10)
+        model.forward_features(images)         # (batch, tokens, 64), after the stack's final norm
+
+    With a distillation token, training gives the pair of both heads' logits and evaluation their mean.
+    Made under ``torch.device("meta")`` it costs nothing; ``to_empty`` and `init_weights` then give it life.
+    """
+
+    def __init__(self, config: ViTConfig, *, seed: int | None = None, fused: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.run: Runner = run_block
+        device = torch.get_default_device()
+        with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
+            c = config
+            self.patch_embed = PatchEmbedding(c.patch_size, c.channels, c.dim)
+            self.cls_token = nn.Parameter(torch.empty(1, 1, c.dim))
+            self.dist_token = nn.Parameter(torch.empty(1, 1, c.dim)) if c.distilled else None
+            self.pos_embed = nn.Parameter(torch.empty(1, c.tokens, c.dim))
+            self.residual: Topology = Residual(
+                c.topology,
+                c.dim,
+                c.blocks,
+                norm=c.norm_spec,
+                dropout=c.dropout,
+                drop_path=c.drop_path_rates,
+                fused=fused,
+            )
+            places = iter(self.residual.places)
+            self.blocks = nn.ModuleList(
+                Block(self._attention(next(places)), self._ffn(next(places))) for _ in range(c.blocks)
+            )
+            self.head = self._classifier()
+            self.head_dist = self._classifier() if c.distilled else None
+        if device.type != "meta":
+            self.to_empty(device=device)
+            self.init_weights(seed)
+
+    def _attention(self, place: Place) -> VisionAttention:
+        c = self.config
+        return VisionAttention(
+            c.dim,
+            c.heads,
+            needs=self.residual.needs(place),
+            norm=c.norm_spec,
+            qk_norm=c.qk_norm,
+            bias=c.bias,
+            qkv_bias=c.qkv_bias,
+        )
+
+    def _ffn(self, place: Place) -> MLP:
+        c, needs = self.config, self.residual.needs(place)
+        return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec, activation=c.activation, bias=c.bias)
+
+    def _classifier(self) -> nn.Module:
+        return nn.Linear(self.config.dim, self.config.classes) if self.config.classes else nn.Identity()
+
+    def init_weights(self, seed: int | None = None) -> None:
+        """First values for every parameter, the same for the same seed; see `siamesenorm.models.vit_init`."""
+        init_vit(self, seed)
+
+    def heads(self) -> Iterator[nn.Linear]:
+        """The classifiers there are."""
+        yield from (head for head in (self.head, self.head_dist) if isinstance(head, nn.Linear))
+
+    def forward(self, image: Tensor) -> Logits:
+        """Logits (batch, classes) of images (batch, channels, height, width), or features where classes = 0."""
+        return self.forward_head(self.forward_features(image))
+
+    def forward_features(self, image: Tensor) -> Tensor:
+        """(batch, tokens, dim): every token after the stack's final norm, class (and distillation) token first."""
+        flow = self.residual.start(self.embed(image))
+        for block in self.blocks:
+            flow, _ = self.run(block, flow, None)  # type: ignore[arg-type]  # ModuleList holds blocks
+        return flow.close()
+
+    def embed(self, image: Tensor) -> Tensor:
+        """(batch, tokens, dim): patches behind the class (and distillation) token, with positions."""
+        patches = self.patch_embed(image)
+        prefix = [token for token in (self.cls_token, self.dist_token) if token is not None]
+        positions = self.positions((image.shape[-2], image.shape[-1]))
+        x = torch.cat([*(token.expand(len(patches), -1, -1) for token in prefix), patches], dim=1) + positions
+        return F.dropout(x, self.config.dropout, self.training) if self.config.dropout else x
+
+    def positions(self, shape: tuple[int, int]) -> Tensor:
+        """Positions for images of height and width `shape`."""
+        c = self.config
+        if shape == c.image_shape:
+            return self.pos_embed
+        size, (height, width) = c.patch_size, shape
+        if not c.dynamic_size:
+            expected = "×".join(map(str, c.image_shape))
+            raise ValueError(f"image: {height}×{width} pixels; this model takes {expected}, or give dynamic_size=True")
+        if height % size or width % size:
+            raise ValueError(f"image: {height}×{width} pixels; sides must be multiples of patch_size = {size}")
+        return resample_positions(self.pos_embed, c.grid, (height // size, width // size), c.prefix_tokens)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Logits:
+        """Logits from what `forward_features` gives; with `pre_logits`, what the head would read."""
+        if self.dist_token is not None and self.head_dist is not None:
+            token, teacher = features[:, 0], features[:, 1]
+            if pre_logits:
+                return (token + teacher) / 2
+            logits, taught = self.head(token), self.head_dist(teacher)
+            return (logits, taught) if self.gives_pair else (logits + taught) / 2
+        pooled = self.pool(features)
+        return pooled if pre_logits else self.head(pooled)
+
+    @property
+    def gives_pair(self) -> bool:
+        """Whether a model with a distillation token gives both heads' logits now, not their mean."""
+        return self.training and self.config.classes > 0
+
+    def pool(self, features: Tensor) -> Tensor:
+        """What the head reads of all tokens."""
+        if self.config.pool == "avg":
+            return features[:, self.config.prefix_tokens :].mean(1)
+        return features[:, 0] if self.config.pool == "token" else features
+
+    def reset_classifier(self, classes: int, pool: str | None = None, *, seed: int | None = None) -> None:
+        """Fresh head(s) for so many classes, 0 for none; `pool` as in the configuration, default: as it was."""
+        device, dtype = self.pos_embed.device, self.pos_embed.dtype
+        changes = {"classes": classes, **({} if pool is None else {"pool": pool})}
+        self.config = ViTConfig.model_validate({**self.config.model_dump(), **changes})
+        self.head = self._classifier().to(device, dtype).train(self.training)
+        if self.config.distilled:
+            self.head_dist = self._classifier().to(device, dtype).train(self.training)
+        generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+        for head in self.heads():
+            init_head(head, self.config.init_std, generator)
+
+    @torch.no_grad()
+    def set_image_size(self, size: int | tuple[int, int]) -> None:
+        """Take images of another size from now on; positions are interpolated once."""
+        config = ViTConfig.model_validate({**self.config.model_dump(), "image_size": size})
+        positions = resample_positions(self.pos_embed, self.config.grid, config.grid, config.prefix_tokens)
+        self.pos_embed = nn.Parameter(positions.clone(), requires_grad=self.pos_embed.requires_grad)
+        self.config = config
+
+    def get_intermediate_layers(
+        self,
+        image: Tensor,
+        n: int | Sequence[int] = 1,
+        *,
+        reshape: bool = False,
+        prefix_tokens: bool = False,
+        norm: bool = False,
+    ) -> list[Tensor] | list[tuple[Tensor, Tensor]]:
+        """What stands between blocks: behind the last `n`, or behind those of the indices `n`.
+
+        Each is (batch, patches, dim), or (batch, dim, rows, columns) with `reshape`; with `prefix_tokens` each is a
+        pair with the class (and distillation) token. `norm` closes the stack there with its final norm(s); else
+        it is the sum of the topology's streams, which is the stream itself where there is one.
+        """
+        c = self.config
+        wanted = list(range(c.blocks - n, c.blocks)) if isinstance(n, int) else [i % c.blocks for i in n]
+        grid = (image.shape[-2] // c.patch_size, image.shape[-1] // c.patch_size)
+        found: list[Any] = []
+        for tokens in self.between_blocks(image, wanted, norm)[0]:
+            prefix, patches = tokens[:, : c.prefix_tokens], tokens[:, c.prefix_tokens :]
+            if reshape:
+                patches = patches.transpose(1, 2).unflatten(2, grid).contiguous()
+            found.append((patches, prefix) if prefix_tokens else patches)
+        return found
+
+    def between_blocks(
+        self, image: Tensor, wanted: Sequence[int], norm: bool = False, *, until: int | None = None
+    ) -> tuple[list[Tensor], Flow]:
+        """All tokens behind the blocks `wanted`, in order of depth, and the flow behind block `until` - 1 (or all)."""
+        flow, found = self.residual.start(self.embed(image)), []
+        for index, block in enumerate(list(self.blocks)[:until]):
+            flow, _ = self.run(block, flow, None)  # type: ignore[arg-type]
+            if index in wanted:
+                found.append(self.seen_at(flow, norm))
+        return found, flow
+
+    def seen_at(self, flow: Flow, norm: bool) -> Tensor:
+        """The stack's output if it ended here, or without its end the sum of its streams."""
+        if norm:
+            return self.residual.close(flow.streams)
+        first, *others = self.residual.named_streams(flow.streams).values()
+        return sum(others, start=first)
