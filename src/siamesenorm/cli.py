@@ -96,6 +96,7 @@ def _register() -> None:
         data,
         evaluate,
         export,
+        fid,
         generate,
         inspect,
         models,
@@ -113,6 +114,7 @@ def _register() -> None:
     app.command()(generate.generate)
     app.command()(evaluate.evaluate)
     app.command()(export.export)
+    app.command()(fid.fid)
     app.add_typer(data.app)
 
 

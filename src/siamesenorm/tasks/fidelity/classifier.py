@@ -5,6 +5,7 @@ The Fréchet distance in its features is **not FID**: it compares runs on the sa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -68,9 +69,10 @@ def classifier_for(images: ImageSet, cache: Path | None = None) -> FeatureNetwor
     path = (cache or default_cache()) / f"classifier-{name}.safetensors"
     if not _load(module, path):
         train(module, images)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write(save(module.state_dict()))
+        with contextlib.suppress(OSError):  # what cannot be kept is trained again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as file:
+                file.write(save(module.state_dict()))
     return FeatureNetwork("classifier", module, channels=images.channels, size=(height, width))
 
 

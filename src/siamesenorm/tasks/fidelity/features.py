@@ -52,7 +52,7 @@ class FeatureNetwork:
                 f"images: {images.shape[1]} × {images.shape[2]} pixels are not allowed; the {self.name} takes "
                 f"{self.size[0]} × {self.size[1]}"
             )
-        pixels = np.ascontiguousarray(as_channels(images.reshape(len(images), -1, images.shape[3]), self.channels))
+        pixels = np.array(as_channels(images.reshape(len(images), -1, images.shape[3]), self.channels))
         pixels = pixels.reshape(*images.shape[:3], self.channels)
         with torch.inference_mode():
             found = self.module(torch.from_numpy(pixels).permute(0, 3, 1, 2).to(self.device))

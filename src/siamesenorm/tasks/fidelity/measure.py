@@ -78,16 +78,22 @@ def describe(
 
 
 def cached_reference(
-    pictures: Pictures, network: FeatureNetwork, cache: Path, *, progress: Progress = lambda done: None
+    pictures: Pictures,
+    network: FeatureNetwork,
+    cache: Path,
+    *,
+    batch: int = BATCH,
+    progress: Progress = lambda done: None,
 ) -> Reference:
     """Statistics of pictures in a network's features: read where they are kept, else made and kept."""
     source = pictures.fingerprint()
     path = cache / f"statistics-{network.fingerprint[:16]}-{source[:16]}.safetensors"
     with contextlib.suppress(DataError):  # not there, or damaged: they are made again
         return read_reference(path)
-    made = replace(describe(pictures, network, progress=progress).reference, source=source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_reference(path, made)
+    made = replace(describe(pictures, network, batch=batch, progress=progress).reference, source=source)
+    with contextlib.suppress(OSError):  # what cannot be kept is made again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_reference(path, made)
     return made
 
 

@@ -49,6 +49,17 @@ def open_pictures(source: str | Path) -> Pictures:
     )
 
 
+def has_pictures(path: Path) -> bool:
+    """Whether image files lie in a folder or below it, or an array of images in an .npz."""
+    if path.is_dir():
+        return any(file.suffix.lower() in ENDINGS for file in path.rglob("*"))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return f"{ARRAY}.npy" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
 def of_array(images: Images) -> Pictures:
     """Pictures that are in memory."""
 

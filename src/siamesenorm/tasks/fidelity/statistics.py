@@ -81,6 +81,7 @@ def frechet_distance(one: Gaussian, other: Gaussian) -> float:
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """``A`` with ``A Aᵀ`` = covariance; eigenvalues below zero are rounding."""
+    """``A`` with ``A Aᵀ`` = covariance and as many columns as its rank; smaller eigenvalues are rounding."""
     values, vectors = torch.linalg.eigh(covariance)
-    return vectors * values.clamp(min=0).sqrt()
+    real = values > values.abs().max() * len(values) * torch.finfo(values.dtype).eps
+    return vectors[:, real] * values[real].sqrt()
