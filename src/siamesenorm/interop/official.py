@@ -18,8 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from siamesenorm.interop.official_dit import dit_to_official, load_dit
 from siamesenorm.interop.olmo_config import OfficialError, read_olmo_config
 from siamesenorm.models.lm import LanguageModel
+
+__all__ = ["dit_to_official", "load_dit", "load_lm", "official_names", "to_official"]
 
 SUBLAYERS = {
     "att_proj": "attention.qkv",
