@@ -288,10 +288,10 @@ def test_topology_names_are_completed():
 
 
 def test_models_lists_every_preset_and_explains_one():
-    from siamesenorm.models.presets import PRESETS
+    from siamesenorm.models.families import FAMILIES
 
     listed = json.loads(CliRunner().invoke(app, ["models", "--json"]).stdout)
-    assert [model["name"] for model in listed] == list(PRESETS)
+    assert [model["name"] for model in listed] == [name for family in FAMILIES.values() for name in family.presets]
     explained = CliRunner().invoke(app, ["models", "lm-nano"])
     assert explained.exit_code == 0
     assert "FLOPs per token" in explained.stdout

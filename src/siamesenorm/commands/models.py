@@ -28,15 +28,16 @@ def models(
     """List the model presets with their parameters, FLOPs and memory, or explain one."""
     from rich.console import Console
 
-    from siamesenorm.models.presets import PRESETS, preset
+    from siamesenorm.models.families import FAMILIES
     from siamesenorm.residual import Residual
 
     changes = {} if topology is None else {"topology": topology}
     if topology is not None:
         Residual(topology, dim=2, blocks=1)  # a wrong name or option ends here, in one sentence
-    if name is not None and name not in PRESETS:
-        raise typer.BadParameter(f"unknown model {name!r}; known models: {', '.join(PRESETS)}", param_hint="NAME")
-    described = [describe(key, preset(key, **changes)) for key in ([name] if name else PRESETS)]
+    known = [key for family in FAMILIES.values() for key in family.presets]
+    if name is not None and name not in known:
+        raise typer.BadParameter(f"unknown model {name!r}; known models: {', '.join(known)}", param_hint="NAME")
+    described = [describe(key, changes) for key in ([name] if name else known)]
     if as_json:
         typer.echo(json.dumps(described[0] if name else described, indent=2))
     elif name:
@@ -45,16 +46,20 @@ def models(
         show_table(Console(), described)
 
 
-def describe(name: str, config: Any) -> dict[str, Any]:
+def describe(name: str, changes: dict[str, Any]) -> dict[str, Any]:
     """A preset as plain data: its name, words about it, every field, every count."""
-    from siamesenorm.models.counts import count
-    from siamesenorm.models.presets import PRESETS
+    from siamesenorm.models.families import FAMILIES
 
+    (family,) = (family for family in FAMILIES.values() if name in family.presets)
+    preset = family.presets[name]
+    config = preset.config.model_validate({**preset.config.model_dump(), **changes})
     return {
         "name": name,
-        "about": PRESETS[name].about,
+        "family": family.name,
+        "about": preset.about,
+        "unit": family.unit,
         "config": config.model_dump(mode="json"),
-        "counts": count(config).as_json(),
+        "counts": family.count(config).as_json(),
     }
 
 
@@ -65,7 +70,7 @@ def show_table(console: Console, described: list[dict[str, Any]]) -> None:
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("name", style="bold cyan", no_wrap=True)
-    for column in ("shape", "parameters", "active", "FLOPs/token", "training state"):
+    for column in ("shape", "parameters", "active", "FLOPs", "training state"):
         table.add_column(column, no_wrap=True, justify="right")
     wide = console.width >= WIDE
     if wide:
@@ -77,13 +82,13 @@ def show_table(console: Console, described: list[dict[str, Any]]) -> None:
             f"{config['blocks']}×{config['dim']}",
             short(counts["total"]),
             short(counts["active"]),
-            flops(counts["flops_training"]),
+            f"{flops(counts['flops_training'])}/{entry['unit']}",
             f"{counts['training_bytes'] / 2**30:.2f} GiB",
             *([Text(entry["about"], style="dim")] if wide else []),
         )
     console.print(table)
     notes = (
-        "FLOPs/token: forward and backward at the longest sequence.\n"
+        "FLOPs: forward and backward; of a token in the longest sequence.\n"
         "training state: weights, gradients and AdamW's moments in float32.\n"
         "More of one: siamesenorm models NAME"
     )
@@ -95,25 +100,26 @@ def show_one(console: Console, entry: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from siamesenorm.models.lm_config import LMConfig
+    from siamesenorm.models.families import FAMILIES
 
+    unit, fields = entry["unit"], FAMILIES[entry["family"]].config.model_fields
     console.print(Text.assemble((entry["name"], "bold cyan"), "  ", entry["about"]), end="\n\n")
     grid = Table.grid(padding=(0, 2, 0, 0))
     for field, value in entry["config"].items():
-        about = LMConfig.model_fields[field].description or ""
+        about = fields[field].description or ""
         grid.add_row(Text(field, style="cyan"), Text(_plain(value)), Text(about, style="dim"))
     console.print(grid)
     counts = entry["counts"]
     rows = {
-        "parameters": f"{counts['total']:,}, of which a token uses {counts['active']:,}",
+        "parameters": f"{counts['total']:,}, of which {counts['active']:,} per {unit}",
         "embedding and head": f"{counts['embedding']:,}",
         "residual topology": f"{counts['topology']:,} ({100 * counts['topology'] / counts['total']:.3f} %), "
         f"{counts['topology_extra']:+,} against Pre-Norm",
-        "FLOPs per token": f"{flops(counts['flops_forward'])} forward, {flops(counts['flops_training'])} in training, "
-        f"sequences of {counts['length']}",
+        f"FLOPs per {unit}": f"{flops(counts['flops_forward'])} forward, "
+        f"{flops(counts['flops_training'])} in training, {counts['length']} tokens",
         "memory, float32": f"{gib(counts['weight_bytes'])} weights, {gib(counts['optimizer_bytes'])} AdamW's moments, "
         f"{gib(counts['training_bytes'])} with gradients",
-        "activations": f"about {counts['activation_bytes'] / 2**20:.2f} MiB a token",
+        "activations": f"about {counts['activation_bytes'] / 2**20:.2f} MiB per {unit}",
     }
     grid = Table.grid(padding=(0, 2, 0, 0))
     for title, text in rows.items():

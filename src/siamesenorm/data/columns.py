@@ -132,11 +132,12 @@ class HubDataset(Source):
             yield from texts_of(values, start, self.name, reading, skipped)
 
     def _data(self) -> Any:
-        return _load(self.path, self.subset, self.split)
+        return load_rows(self.path, self.subset, self.split)
 
 
 @functools.lru_cache(maxsize=4)
-def _load(path: str, subset: str | None, split: str) -> Any:
+def load_rows(path: str, subset: str | None, split: str) -> Any:
+    """One split of a dataset that `datasets` loads by name."""
     datasets = import_extra("datasets", "a Hugging Face dataset")
     try:
         data = datasets.load_dataset(path, subset, split=split)

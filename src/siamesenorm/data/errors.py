@@ -10,11 +10,12 @@ class DataError(ValueError):
     """A source, setting, token file or tokenizer that cannot be used; the message is one sentence."""
 
 
-def import_extra(module: str, purpose: str) -> Any:
-    """A module of the ``data`` extra, or one sentence that says how to install it."""
+def import_extra(module: str, purpose: str, extra: str = "data") -> Any:
+    """A module that an extra brings, or one sentence that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:
+        package = module.partition(".")[0]
         raise DataError(
-            f"{purpose} needs the package {module.partition('.')[0]!r}; install it with pip install 'siamesenorm[data]'"
+            f"{purpose} needs the package {package!r}; install it with pip install 'siamesenorm[{extra}]'"
         ) from None

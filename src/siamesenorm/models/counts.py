@@ -1,4 +1,4 @@
-"""What a language model costs, before it is made: parameters, FLOPs and memory, counted on the meta device."""
+"""What a model costs, before it is made: parameters, FLOPs and memory, counted on the meta device."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Counts:
-    """Costs of one model; bytes are those of float32 training."""
+    """Costs of one model; bytes are those of float32 training. The unit of work is a token, or an image."""
 
     total: int
     """All parameters."""
     active: int
-    """Parameters that one token uses: all but the experts it is not sent to."""
+    """Parameters that one unit uses: all but the experts it is not sent to."""
     embedding: int
-    """The embedding's matrix, and the head's where it is another."""
+    """The embedding's parameters, and the head's where it is another."""
     topology: int
     """What the residual topology holds: norms on streams and inputs, gains, mixing weights."""
     topology_extra: int
     """How many more these are than Pre-Norm's."""
     flops_forward: float
-    """Per token, matrix products and attention over half of `length`, a product and a sum being two."""
+    """Per unit, matrix products and attention (causal: over half of `length`), a product and a sum being two."""
     flops_training: float
-    """Per token, forward and backward."""
+    """Per unit, forward and backward."""
     length: int
-    """Tokens of a sequence, for attention's share and for activations."""
+    """Tokens of a sequence or an image, for attention's share."""
     weight_bytes: int
     """Weights alone."""
     optimizer_bytes: int
@@ -40,7 +40,7 @@ class Counts:
     training_bytes: int
     """Weights, gradients and moments."""
     activation_bytes: int
-    """Kept for backward per token, an estimate for one stream or the fused siamese step."""
+    """Kept for backward per unit, an estimate for one stream or the fused siamese step."""
 
     def as_json(self) -> dict[str, int | float]:
         """Plain numbers by name."""
@@ -53,27 +53,50 @@ def count(config: LMConfig, *, length: int | None = None) -> Counts:
     with torch.device("meta"):
         model = LanguageModel(config)
         plain = LanguageModel(config.model_copy(update={"topology": "pre"}))
-    total = _size(model)
     embedding = model.embedding.weight.numel() + (0 if config.tied else model.head_weight.numel())
-    active = total - _idle(config, model)
-    forward = flops_forward(config, active - _size(model.residual) - embedding, length)
+    active = size(model) - _idle(config, model)
+    return summary(
+        total=size(model),
+        active=active,
+        embedding=embedding,
+        topology=size(model.residual),
+        plain_topology=size(plain.residual),
+        flops=flops_forward(config, active - size(model.residual) - embedding, length),
+        length=length,
+        activations=activations(config),
+    )
+
+
+def summary(
+    *,
+    total: int,
+    active: int,
+    embedding: int,
+    topology: int,
+    plain_topology: int,
+    flops: float,
+    length: int,
+    activations: int,
+) -> Counts:
+    """Counts of a model from what was counted, with the bytes that follow from it."""
     return Counts(
         total=total,
         active=active,
         embedding=embedding,
-        topology=_size(model.residual),
-        topology_extra=_size(model.residual) - _size(plain.residual),
-        flops_forward=forward,
-        flops_training=3 * forward,
+        topology=topology,
+        topology_extra=topology - plain_topology,
+        flops_forward=flops,
+        flops_training=3 * flops,
         length=length,
         weight_bytes=FLOAT32 * total,
         optimizer_bytes=2 * FLOAT32 * total,
         training_bytes=4 * FLOAT32 * total,
-        activation_bytes=FLOAT32 * activations(config),
+        activation_bytes=FLOAT32 * activations,
     )
 
 
-def _size(module: nn.Module) -> int:
+def size(module: nn.Module) -> int:
+    """All parameters of a module."""
     return sum(p.numel() for p in module.parameters())
 
 

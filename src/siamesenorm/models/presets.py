@@ -8,20 +8,23 @@ also that of the 15B mixture, whose shape the paper does not give.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
 
 from siamesenorm.models.lm_config import LMConfig, MoEConfig
 
 OLMO_VOCABULARY = 50304
+Config = TypeVar("Config", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Preset:
+class Preset(Generic[Config]):
     """A named configuration."""
 
     name: str
     about: str
-    config: LMConfig
+    config: Config
 
 
 def _olmo(blocks: int, dim: int, *, ffn_dim: int | None = None, moe: MoEConfig | None = None) -> LMConfig:
@@ -50,7 +53,7 @@ def _small(vocab_size: int, blocks: int, dim: int, heads: int, ffn_dim: int, moe
     )
 
 
-PRESETS: dict[str, Preset] = {
+PRESETS: dict[str, Preset[LMConfig]] = {
     preset.name: preset
     for preset in (
         Preset("lm-nano", "bytes, for a laptop in minutes", _small(256, 12, 64, 4, 192)),

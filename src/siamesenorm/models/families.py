@@ -1,0 +1,38 @@
+"""The families of models: for what asks about models of any kind, such as the list on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from siamesenorm.models.counts import Counts, count
+from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.presets import PRESETS, Preset
+from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.vit_counts import count_vit
+from siamesenorm.models.vit_presets import VIT_PRESETS
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that share a configuration."""
+
+    name: str
+    unit: str
+    """What costs are counted per."""
+    config: type[BaseModel]
+    presets: Mapping[str, Preset[Any]]
+    count: Callable[[Any], Counts]
+    """Costs of a configuration."""
+
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family("language", "token", LMConfig, PRESETS, count),
+        Family("vision", "image", ViTConfig, VIT_PRESETS, count_vit),
+    )
+}
