@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from siamesenorm.interop.official import dit_to_official, load_dit
-from siamesenorm.interop.olmo_config import OfficialError
+from siamesenorm.interop.official import OfficialError, load_dit, to_official
 from siamesenorm.interop.torchvision_ops import declare_missing_ops
 from siamesenorm.layers.sincos import grid_positions
 from siamesenorm.models.dit import DiT
@@ -38,7 +37,7 @@ def test_siamese_outputs_and_gradients_are_the_official_ones():
     loss = (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(5))).sum()
     torch.testing.assert_close(loss[None], recorded["output.loss"], atol=1e-3, rtol=1e-5)
     loss.backward()
-    grads, expected = dit_to_official(model, grads=True), part(recorded, "grad.")
+    grads, expected = to_official(model, grads=True), part(recorded, "grad.")
     assert grads.keys() == expected.keys()
     for key, grad in grads.items():
         assert (grad - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
@@ -46,7 +45,7 @@ def test_siamese_outputs_and_gradients_are_the_official_ones():
 
 def test_back_to_official_is_the_same_file():
     config, state, _ = read()
-    back = dit_to_official(load_dit(state, config))
+    back = to_official(load_dit(state, config))
     assert back.keys() == state.keys()
     for key in state:
         assert torch.equal(back[key], state[key]), key
@@ -74,7 +73,7 @@ def test_a_wrong_state_dict_is_refused_by_the_names_of_its_keys():
 def test_topologies_without_an_official_model_have_no_official_names():
     config = DiTConfig(input_size=4, patch_size=2, channels=1, classes=2, dim=8, blocks=1, heads=2, ffn_dim=8)
     with pytest.raises(OfficialError, match="post has no official"):
-        dit_to_official(DiT(config.model_copy(update={"topology": "post"})))
+        to_official(DiT(config.model_copy(update={"topology": "post"})))
 
 
 def test_facebookresearch_weights_in_pre_give_what_diffusers_gives():

@@ -4,21 +4,22 @@
 
     model = load_dit(state_dict, config_dict)         # Pre-Norm, or siamese where the second stream's norms are there
     model(x, t, y)                                    # label num_classes is the unconditional one
-    dit_to_official(model)                            # the same state dict again
+    to_official(model)                                # the same state dict again
 
 Every official tensor is one of ours under another name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from siamesenorm.interop.olmo_config import OfficialError
+from siamesenorm.interop.errors import OfficialError
+from siamesenorm.interop.renaming import Names, load_renamed, rename
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
 
@@ -36,6 +37,7 @@ FIELDS: dict[str, Any] = {
 }
 """Keyword arguments of the official class with their defaults."""
 MODULES = {
+    "positions": "pos_embed",
     "embedding": "x_embedder.proj",
     "timestep.up": "t_embedder.mlp.0",
     "timestep.down": "t_embedder.mlp.2",
@@ -52,7 +54,6 @@ BLOCK = {
     "ffn.down": "mlp.fc2",
     "modulation.linear": "adaLN_modulation.1",
 }
-POSITIONS = "pos_embed"
 
 
 def read_dit_config(config: Mapping[str, Any], topology: str) -> DiTConfig:
@@ -82,36 +83,17 @@ def read_dit_config(config: Mapping[str, Any], topology: str) -> DiTConfig:
 def load_dit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) -> DiT:
     """The model of an official state dict and the keyword arguments that its class was made with.
 
-    The topology is recognised from the second stream's norms. Wrong, missing or extra keys and
-    wrong shapes raise `OfficialError` with their names.
+    The topology is recognised from the second stream's norms. Wrong, missing or extra keys and wrong shapes raise
+    `OfficialError` with their names.
     """
-    state = dict(state_dict)
-    config = read_dit_config(config_dict, "siamese" if any(key.startswith("postnorm.") for key in state) else "pre")
+    topology = "siamese" if any(key.startswith("postnorm.") for key in state_dict) else "pre"
     with torch.device("meta"):
-        model = DiT(config)
-    names, expected = official_dit_names(model), dict(model.named_parameters())
-    _complain("missing", sorted({*names.values(), POSITIONS} - set(state)))
-    _complain("unknown", sorted(set(state) - {*names.values(), POSITIONS}))
-    shapes = {theirs: tuple(expected[ours].shape) for ours, theirs in names.items()}
-    shapes[POSITIONS] = (1, config.tokens, config.dim)
-    wrong = [f"{key} {tuple(state[key].shape)} instead of {shape}" for key, shape in shapes.items()]
-    _complain("wrong shape", [text for text, key in zip(wrong, shapes, strict=True) if state[key].shape != shapes[key]])
-    weights = {ours: state[theirs].detach().clone() for ours, theirs in names.items()}
-    model.load_state_dict({**weights, "positions": state[POSITIONS][0].detach().clone()}, assign=True)
-    return model.requires_grad_(True)
+        model = DiT(read_dit_config(config_dict, topology))
+    return load_renamed(model, dit_names(model), state_dict)
 
 
-def dit_to_official(model: DiT, *, grads: bool = False) -> dict[str, Tensor]:
-    """The model's weights, or their gradients, under official names."""
-    names, parameters = official_dit_names(model), dict(model.named_parameters())
-    if grads:
-        return {theirs: g for ours, theirs in names.items() if (g := parameters[ours].grad) is not None}
-    state = {theirs: parameters[ours].detach() for ours, theirs in names.items()}
-    return {POSITIONS: model.positions[None], **state}
-
-
-def official_dit_names(model: DiT) -> dict[str, str]:
-    """Our parameter names to the official ones, one to one."""
+def dit_names(model: DiT) -> Names:
+    """Our names to the official ones."""
     if model.config.topology not in ("siamese", "pre") or model.config.qk_norm != "none":
         raise OfficialError(f"topology: {model.config.topology} has no official diffusion Transformer")
     modules = dict(MODULES)
@@ -123,15 +105,4 @@ def official_dit_names(model: DiT) -> dict[str, str]:
                 f"{link}.x.norm": f"blocks.{block}.postnorm{position}",
                 f"{link}.y.norm": f"blocks.{block}.prenorm{position}",
             }
-    names = {}
-    for name, _ in model.named_parameters():
-        module, _, leaf = name.rpartition(".")
-        names[name] = f"{modules[module]}.{leaf}"
-    return names
-
-
-def _complain(what: str, names: Iterable[str]) -> None:
-    listed = list(names)
-    if listed:
-        more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
-        raise OfficialError(f"state dict: {what}: {', '.join(listed[:10])}{more}")
+    return {name: rename(name, modules) for name in model.state_dict()}

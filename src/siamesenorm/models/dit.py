@@ -60,7 +60,7 @@ class DiT(nn.Module):
     """
 
     positions: Tensor
-    """(tokens, dim): fixed, but part of a checkpoint as in the official code."""
+    """(1, tokens, dim): fixed, but part of a checkpoint as in the official code."""
 
     def __init__(self, config: DiTConfig, *, seed: int | None = None, fused: bool = True) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class DiT(nn.Module):
         with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
             # A convolution, not one product of cut patches: it rounds as the official code does.
             self.embedding = nn.Conv2d(c.channels, c.dim, c.patch_size, stride=c.patch_size)
-            self.register_buffer("positions", torch.empty(c.tokens, c.dim))
+            self.register_buffer("positions", torch.empty(1, c.tokens, c.dim))
             self.timestep = TimestepEmbedding(c.dim)
             self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
             self.residual: Topology = Residual(

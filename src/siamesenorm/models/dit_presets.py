@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.presets import Preset
 
 SIZES = {"s": (12, 384, 6), "b": (12, 768, 12), "l": (24, 1024, 16), "xl": (28, 1152, 16)}
 """Blocks, width and heads."""
 PATCHES = (2, 4, 8)
 
 
-@dataclass(frozen=True)
-class DiTPreset:
-    """A named configuration."""
-
-    name: str
-    about: str
-    config: DiTConfig
-
-
-def _official(size: str, patch: int) -> DiTPreset:
+def _official(size: str, patch: int) -> Preset[DiTConfig]:
     blocks, dim, heads = SIZES[size]
     config = DiTConfig(
         input_size=32,
@@ -33,10 +24,12 @@ def _official(size: str, patch: int) -> DiTPreset:
         heads=heads,
         ffn_dim=4 * dim,
     )
-    return DiTPreset(f"dit-{size}-{patch}", f"DiT-{size.upper()}/{patch}, 32² latents of 256² images", config)
+    return Preset(f"dit-{size}-{patch}", f"DiT-{size.upper()}/{patch}, 32² latents of 256² images", config)
 
 
-def _small(name: str, about: str, input_size: int, patch_size: int, dim: int, blocks: int, heads: int) -> DiTPreset:
+def _small(
+    name: str, about: str, input_size: int, patch_size: int, dim: int, blocks: int, heads: int
+) -> Preset[DiTConfig]:
     config = DiTConfig(
         input_size=input_size,
         patch_size=patch_size,
@@ -47,10 +40,10 @@ def _small(name: str, about: str, input_size: int, patch_size: int, dim: int, bl
         heads=heads,
         ffn_dim=4 * dim,
     )
-    return DiTPreset(name, about, config)
+    return Preset(name, about, config)
 
 
-DIT_PRESETS: dict[str, DiTPreset] = {
+DIT_PRESETS: dict[str, Preset[DiTConfig]] = {
     preset.name: preset
     for preset in (
         _small("dit-digits", "digits of 8 × 8 pixels, for a CPU in minutes", 8, 2, 96, 6, 4),
