@@ -136,7 +136,7 @@ BAD = {
     "steps=0": ("train.steps: 0 is not allowed", "from 1"),
     "steps=true": ("train.steps: true is not allowed", "whole number"),
     "steps=1.5": ("train.steps: 1.5 is not allowed",),
-    "steps=null": ("takes one of the two",),
+    "steps=null": ("takes one of the three",),
     "topology=siamse": ("model.topology: unknown name 'siamse'", "known names: siamese"),
     "topology=siamese:form=plan": ("form = 'plan' is not allowed", "plain"),
     "kind=cosin": ("schedule.kind: 'cosin' is not allowed", "one of cosine, wsd, constant"),

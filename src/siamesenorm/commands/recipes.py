@@ -63,7 +63,7 @@ def show_table(console: Console, resolved: dict[str, RunConfig]) -> None:
         table.add_row(
             name,
             config.task,
-            f"{config.steps:,}",
+            length(config),
             f"{config.train.batch_size:,}",
             f"{config.optimizer.lr:g}",
             Text(config.about, style="dim"),
@@ -75,6 +75,11 @@ def show_table(console: Console, resolved: dict[str, RunConfig]) -> None:
         "A recipe of your own: siamesenorm recipes NAME --yaml > mine.yaml, then siamesenorm train mine.yaml"
     )
     console.print(Text(f"\n{notes}", style="dim"))
+
+
+def length(config: RunConfig) -> str:
+    """How long a recipe trains: steps, or epochs of data that are not known yet."""
+    return f"{config.steps:,}" if config.train.epochs is None else f"{config.train.epochs:g} epochs"
 
 
 def show_one(console: Console, name: str, config: RunConfig) -> None:
@@ -99,7 +104,8 @@ def show_one(console: Console, name: str, config: RunConfig) -> None:
 
     values, fields = config.as_dict(), list(fields_of(type(config)))
     console.print(Text.assemble((name, "bold cyan"), "  ", config.about))
-    console.print(Text(f"{config.steps:,} steps of {config.train.batch_size:,} samples", style="dim"))
+    unit = "" if config.train.epochs is not None else " steps"
+    console.print(Text(f"{length(config)}{unit} of {config.train.batch_size:,} samples", style="dim"))
     for section in (field for field in fields if field.section is not None and "." not in field.path):
         inner = [f for f in fields if f.path.startswith(f"{section.path}.") and f.section is None]
         if not isinstance(values[section.path], dict):

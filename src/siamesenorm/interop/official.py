@@ -1,25 +1,35 @@
-"""Language models of the official repositories: OLMo-format state dicts in and out.
+"""Models of the official repositories: their state dicts in and out.
 
 ::
 
     model = load_lm(state_dict, config_dict)          # SiameseNorm, HybridNorm, HybridNorm*, Pre-Norm, Post-Norm
     model(input_ids).logits
+    load_deit(state_dict, config_dict)(image)         # vision: interop/official_deit.py
+    load_dit(state_dict, config_dict)(x, t, y)        # diffusion: interop/official_dit.py
     to_official(model)                                # the same state dict again
 
-Queries, keys and values as well as SwiGLU's value and gate lie fused in both, in the same order, so that every
-official tensor is one of ours under another name.
+Language models come in OLMo's format. Queries, keys and values as well as SwiGLU's value and gate lie fused in
+both, in the same order, so that every official tensor is one of ours under another name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from siamesenorm.interop.olmo_config import OfficialError, read_olmo_config
+from siamesenorm.interop.errors import OfficialError
+from siamesenorm.interop.official_deit import deit_names, load_deit
+from siamesenorm.interop.official_dit import dit_names, load_dit
+from siamesenorm.interop.olmo_config import read_olmo_config
+from siamesenorm.interop.renaming import Names, give_renamed, load_renamed, rename
+from siamesenorm.models.dit import DiT
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.vit import VisionTransformer
+
+__all__ = ["OfficialError", "load_deit", "load_dit", "load_lm", "official_names", "to_official"]
 
 SUBLAYERS = {
     "att_proj": "attention.qkv",
@@ -55,32 +65,23 @@ def load_lm(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) ->
     config = read_olmo_config(config_dict, two_streams=two_streams)
     with torch.device("meta"):
         model = LanguageModel(config)
-    names = official_names(model)
-    expected = dict(model.named_parameters())
-    _complain("missing", sorted(set(names.values()) - set(state)))
-    _complain("unknown", sorted(set(state) - set(names.values())))
-    _complain(
-        "wrong shape",
-        [
-            f"{theirs} {tuple(state[theirs].shape)} instead of {tuple(expected[ours].shape)}"
-            for ours, theirs in names.items()
-            if state[theirs].shape != expected[ours].shape
-        ],
-    )
-    model.load_state_dict({ours: state[theirs].detach().clone() for ours, theirs in names.items()}, assign=True)
-    return model.requires_grad_(True)
+    return load_renamed(model, official_names(model), state)
 
 
-def to_official(model: LanguageModel, *, grads: bool = False) -> dict[str, Tensor]:
+def to_official(model: LanguageModel | VisionTransformer | DiT, *, grads: bool = False) -> dict[str, Tensor]:
     """The model's weights, or their gradients, under official names."""
-    names, parameters = official_names(model), dict(model.named_parameters())
-    if grads:
-        return {theirs: g for ours, theirs in names.items() if (g := parameters[ours].grad) is not None}
-    return {theirs: parameters[ours].detach() for ours, theirs in names.items()}
+    return give_renamed(model, official_names(model), grads=grads)
 
 
-def official_names(model: LanguageModel) -> dict[str, str]:
+def official_names(model: LanguageModel | VisionTransformer | DiT) -> Names:
     """Our parameter names to the official ones, one to one."""
+    if isinstance(model, DiT):
+        return dit_names(model)
+    return deit_names(model) if isinstance(model, VisionTransformer) else olmo_names(model)
+
+
+def olmo_names(model: LanguageModel) -> Names:
+    """Names in OLMo's format."""
     family = "siamese" if model.residual.name == "siamese" else "pre"
     if model.config.moe is not None or model.residual.name not in ("siamese", "pre", "post", "hybrid", "hybrid_star"):
         raise OfficialError(f"topology: {model.config.topology} has no official language model")
@@ -92,20 +93,4 @@ def official_names(model: LanguageModel) -> dict[str, str]:
         for position, link in enumerate(LINKS[family]):
             place = f"residual.links.{2 * block + position}."
             modules |= {place + ours: inside + theirs for theirs, ours in link.items()}
-    return {name: _rename(name, modules.get) for name, _ in model.named_parameters()}
-
-
-def _rename(name: str, official: Callable[[str], str | None]) -> str:
-    if (whole := official(name)) is not None:  # a parameter that is no module's: c1
-        return f"transformer.{whole}"
-    module, _, leaf = name.rpartition(".")
-    if (theirs := official(module)) is None:
-        raise OfficialError(f"{name}: no official model has this parameter")
-    return f"transformer.{theirs}.{leaf}"
-
-
-def _complain(what: str, names: Iterable[str]) -> None:
-    listed = list(names)
-    if listed:
-        more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
-        raise OfficialError(f"state dict: {what}: {', '.join(listed[:10])}{more}")
+    return {name: "transformer." + rename(name, modules) for name, _ in model.named_parameters()}

@@ -10,11 +10,8 @@ import ast
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from siamesenorm.interop.errors import OfficialError
 from siamesenorm.models.lm_config import LMConfig
-
-
-class OfficialError(ValueError):
-    """A config or state dict that is not a known official model; the message is one sentence."""
 
 
 def words(text: str) -> frozenset[str]:

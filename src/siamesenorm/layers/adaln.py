@@ -1,4 +1,4 @@
-"""adaLN-Zero conditioning (DiT, arXiv 2212.09748): a condition shifts and scales what a sublayer sees and gates its update.
+"""adaLN-Zero (DiT, arXiv 2212.09748): a condition shifts and scales what a sublayer sees and gates its update.
 
 The norm that is modulated is the topology's own, without affine; the gate works on the update as it is written.
 """

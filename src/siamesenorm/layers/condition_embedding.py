@@ -28,7 +28,7 @@ class TimestepEmbedding(nn.Module):
 def timestep_features(t: Tensor, width: int = FREQUENCIES, longest: float = 10000.0) -> Tensor:
     """(batch,) to (batch, width): cosines, then sines, of angles whose frequencies fall from 1 to 1/longest."""
     half = width // 2
-    frequencies = torch.exp(-math.log(longest) / half * torch.arange(half, dtype=torch.float32, device=t.device))
+    frequencies = torch.exp(-math.log(longest) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
     angles = t.float()[:, None] * frequencies
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 

@@ -13,7 +13,7 @@ from siamesenorm.layers.attention import RoleWeights
 from siamesenorm.residual.base import SublayerNeeds
 from siamesenorm.residual.norms import NormFactory, runs_plain_eager
 
-Activation = Literal["swiglu", "gelu", "gelu_tanh"]
+Activation = Literal["swiglu", "gelu"]
 
 
 def swiglu(projected: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class MLP(nn.Module):
         *,
         needs: SublayerNeeds,
         norm: NormFactory,
-        activation: Activation = "swiglu",
+        activation: Activation | Literal["gelu_tanh"] = "swiglu",
         bias: bool = False,
     ) -> None:
         super().__init__()

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from siamesenorm.layers.adaln import Condition, Modulation, modulate
 from siamesenorm.layers.condition_embedding import LabelEmbedding, TimestepEmbedding
 from siamesenorm.layers.mlp import MLP
-from siamesenorm.layers.patch import PatchEmbedding
-from siamesenorm.layers.sincos import grid_positions
 from siamesenorm.layers.vision_attention import VisionAttention
 from siamesenorm.models.dit_config import DiTConfig
 from siamesenorm.models.dit_init import init_dit
@@ -54,12 +52,15 @@ class DiT(nn.Module):
 
     ::
 
-        model = DiT(DiTConfig(input_size=8, patch_size=2, channels=1, classes=10, dim=96, blocks=6, heads=4, ffn_dim=384))
+        model = DiT(dit_preset("dit-digits", topology="pre"))
         model(x, t, y)                         # (batch, 2 · channels, 8, 8): noise and, if learnt, variance
 
     t runs from 0 to 1000; label ``classes`` stands for none of them. Made under ``torch.device("meta")`` it costs
     nothing; ``to_empty`` and `init_weights` then give it life.
     """
+
+    positions: Tensor
+    """(1, tokens, dim): fixed, but part of a checkpoint as in the official code."""
 
     def __init__(self, config: DiTConfig, *, seed: int | None = None, fused: bool = True) -> None:
         super().__init__()
@@ -67,7 +68,9 @@ class DiT(nn.Module):
         self.run: Runner = run_block
         device = torch.get_default_device()
         with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
-            self.embedding = PatchEmbedding(c.patch_size, c.channels, c.dim)
+            # A convolution, not one product of cut patches: it rounds as the official code does.
+            self.embedding = nn.Conv2d(c.channels, c.dim, c.patch_size, stride=c.patch_size)
+            self.register_buffer("positions", torch.empty(1, c.tokens, c.dim))
             self.timestep = TimestepEmbedding(c.dim)
             self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
             self.residual: Topology = Residual(
@@ -85,9 +88,7 @@ class DiT(nn.Module):
 
     def _attention(self, place: Place) -> VisionAttention:
         c = self.config
-        return VisionAttention(
-            c.dim, c.heads, needs=self.residual.needs(place), norm=c.norms.stream, qk_norm=c.qk_norm
-        )
+        return VisionAttention(c.dim, c.heads, needs=self.residual.needs(place), norm=c.norms.stream, qk_norm=c.qk_norm)
 
     def _ffn(self, place: Place) -> MLP:
         c = self.config
@@ -107,8 +108,8 @@ class DiT(nn.Module):
         if x.dim() != 4 or tuple(x.shape[1:]) != (c.channels, c.input_size, c.input_size):
             wanted = f"(batch, {c.channels}, {c.input_size}, {c.input_size})"
             raise ValueError(f"x: shape {tuple(x.shape)} is not allowed; it takes {wanted}")
-        tokens = self.embedding(x)
-        tokens = tokens + grid_positions(c.side, c.dim, x.device).to(tokens.dtype)
+        tokens = self.embedding(x).flatten(2).transpose(1, 2).contiguous()
+        tokens = tokens + self.positions.to(tokens.dtype)
         condition = self.timestep(t) + self.label(y)
         flow = self.residual.start(tokens)
         for block in self.blocks:

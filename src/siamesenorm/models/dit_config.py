@@ -1,4 +1,4 @@
-"""The diffusion Transformer's configuration: typed, frozen, every field documented, round-trips through dict and JSON."""
+"""The diffusion Transformer's configuration: typed, frozen, documented, round-trips through dict and JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class DiTConfig(BaseModel):
         default=0.1, ge=0, lt=1, description="Share of labels hidden in training; classifier-free guidance needs some."
     )
     learn_sigma: bool = Field(
-        default=True, description="Whether the model also predicts the variance of a denoising step: twice the channels."
+        default=True,
+        description="Whether the model also predicts the variance of a denoising step: twice the channels.",
     )
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on every sublayer's update.")
 

@@ -42,7 +42,7 @@ class LMConfig(BaseModel):
     kv_heads: int | None = Field(default=None, ge=1, description="Heads of keys and values; default: as many as heads.")
     head_dim: int | None = Field(default=None, ge=2, description="Width of a head; default: dim / heads.")
     ffn_dim: int = Field(ge=1, description="Hidden width of the FFN, what its output projection reads.")
-    activation: Activation = Field(default="swiglu", description="swiglu (value and gate, each of ffn_dim), gelu or gelu_tanh.")
+    activation: Activation = Field(default="swiglu", description="swiglu (value and gate, each of ffn_dim) or gelu.")
     norm: Literal["rms", "layer"] = Field(default="rms", description="Kind of every norm.")
     norm_eps: float = Field(default=1e-5, gt=0, description="Added to the variance in every norm.")
     norm_affine: bool = Field(default=True, description="Whether norms have a gain.")

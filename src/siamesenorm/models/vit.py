@@ -117,6 +117,10 @@ class VisionTransformer(nn.Module):
         """The classifiers there are."""
         yield from (head for head in (self.head, self.head_dist) if isinstance(head, nn.Linear))
 
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that DeiT's optimiser does not decay."""
+        return {"pos_embed", "cls_token", "dist_token"}
+
     def forward(self, image: Tensor) -> Logits:
         """Logits (batch, classes) of images (batch, channels, height, width), or features where classes = 0."""
         return self.forward_head(self.forward_features(image))

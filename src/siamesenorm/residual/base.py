@@ -248,9 +248,7 @@ class Topology(nn.Module):
         """A fresh norm of the stack's width for a role."""
         return getattr(self.norms, role)(self.dim)
 
-    def step(
-        self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None
-    ) -> tuple[Streams, Tensor]:
+    def step(self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None) -> tuple[Streams, Tensor]:
         """`write` of sublayer `index` and `read` of the next, which a topology may run as one fused step."""
         return self.links[index + 1].read(self.write(index, streams, output, gate))  # type: ignore[operator]
 

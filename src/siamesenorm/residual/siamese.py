@@ -193,9 +193,7 @@ class Siamese(Topology):
         (x,), (y,) = (part.named_streams(s).values() for part, s in zip((self.x, self.y), streams, strict=True))
         return {"x": x, "y": y}
 
-    def step(
-        self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None
-    ) -> tuple[Streams, Tensor]:
+    def step(self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None) -> tuple[Streams, Tensor]:
         """Fused where the parts are the paper's (post or hybrid with pre) and the tensors are plain."""
         last, following = self.links[index], self.links[index + 1]
         assert isinstance(last, PairLink)

@@ -7,9 +7,10 @@ find_task("language").sections["model"]          # the class of a recipe's model
 from __future__ import annotations
 
 from siamesenorm.tasks.base import Task
+from siamesenorm.tasks.classification import ClassificationTask
 from siamesenorm.tasks.language import LanguageTask
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (LanguageTask,)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (LanguageTask, ClassificationTask)}
 
 
 def find_task(name: str) -> type[Task]:

@@ -53,7 +53,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     sections: ClassVar[dict[str, type[BaseModel]]]
-    """Classes of the configuration's sections model, data and evaluation."""
+    """Classes of the configuration's sections model, data and evaluation, and of further ones of its own."""
     unit: ClassVar[str] = "samples"
     """What throughput is counted in."""
 
@@ -65,6 +65,11 @@ class Task(ABC):
     @abstractmethod
     def __init__(self, config: Any) -> None:
         """Open the data and check it against the model; writes nothing."""
+
+    @classmethod
+    def model_of(cls, config: Any) -> nn.Module:
+        """The model of a configuration, without its data; for what uses a trained one."""
+        raise NotImplementedError(f"the task {cls.name} makes no model without its data")
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -92,6 +97,11 @@ class Task(ABC):
     @abstractmethod
     def units_per_sample(self) -> int:
         """How many of `unit` a sample has."""
+
+    @property
+    def epoch_samples(self) -> int | None:
+        """Samples after which all training data have been given once; None where there is no such number."""
+        return None
 
     @property
     @abstractmethod

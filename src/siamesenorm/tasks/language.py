@@ -137,6 +137,11 @@ class LanguageTask(Task):
         """What made the tokens of the first corpus."""
         return tokenizer_of(self.data_config)
 
+    @classmethod
+    def model_of(cls, config: Any) -> LanguageModel:
+        """The language model of a configuration."""
+        return LanguageModel(config.model)
+
     def build_model(self) -> nn.Module:
         """A language model with its first weights."""
         return LanguageModel(self.model_config, seed=self.seed)
@@ -225,6 +230,11 @@ class LanguageTask(Task):
     def units_per_sample(self) -> int:
         """Tokens of a sequence."""
         return self.data_config.sequence_length
+
+    @property
+    def epoch_samples(self) -> int | None:
+        """Sequences of all corpora, where none is taken more often than others."""
+        return len(self.data) if self.data_config.weights is None else None
 
     @property
     def parameters(self) -> int:

@@ -39,6 +39,9 @@ class ScheduleConfig(Section):
         description="cosine; wsd: warm-up, stable, linear decay; constant. All after the warm-up.",
     )
     warmup: int = Field(default=0, ge=0, description="Steps in which the rate rises linearly from 0 to its peak.")
+    warmup_epochs: float | None = Field(
+        default=None, ge=0, description="The same in passes over the data, where training is counted in epochs."
+    )
     final: float = Field(default=0.1, ge=0, le=1, description="Share of the peak at the last step (cosine, wsd).")
     decay: float = Field(default=0.2, gt=0, le=1, description="Share of all steps in which wsd decays, at the end.")
 
@@ -47,10 +50,13 @@ class StepsConfig(Section):
     """How long and in what form training runs."""
 
     steps: int | None = Field(
-        default=None, ge=1, le=LARGEST_STEPS, description="Optimiser steps; give these or tokens."
+        default=None, ge=1, le=LARGEST_STEPS, description="Optimiser steps; give these, tokens or epochs."
     )
     tokens: int | None = Field(
-        default=None, ge=1, description="Tokens to train on, rounded up to whole steps; give these or steps."
+        default=None, ge=1, description="Tokens to train on, rounded up to whole steps; give these, steps or epochs."
+    )
+    epochs: float | None = Field(
+        default=None, gt=0, le=10**6, description="Passes over the training data, in whole steps; or steps or tokens."
     )
     batch_size: int = Field(
         ge=1, le=LARGEST_BATCH, description="Sequences a step, of all ranks and accumulated parts together."
@@ -73,9 +79,9 @@ class StepsConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> StepsConfig:
-        if (self.steps is None) == (self.tokens is None):
-            given = f"steps = {self.steps} and tokens = {self.tokens}"
-            raise ValueError(f"{given} is not allowed; it takes one of the two")
+        if sum(length is not None for length in (self.steps, self.tokens, self.epochs)) != 1:
+            given = f"steps = {self.steps}, tokens = {self.tokens} and epochs = {self.epochs}"
+            raise ValueError(f"{given} is not allowed; it takes one of the three")
         return self
 
 
@@ -161,6 +167,18 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_steps(self) -> RunConfig:
+        if self.schedule.warmup_epochs is not None and (self.train.epochs is None or self.schedule.warmup):
+            raise ValueError(
+                f"schedule.warmup_epochs = {self.schedule.warmup_epochs:g} is not allowed; "
+                f"it takes null unless train.epochs is given and schedule.warmup = 0"
+            )
+        if self.train.batch_size % self.train.accumulation:
+            raise ValueError(
+                f"train.accumulation = {self.train.accumulation} is not allowed; "
+                f"it takes a divisor of batch_size = {self.train.batch_size}"
+            )
+        if self.train.epochs is not None:
+            return self  # how many steps these are is known when the data are
         if self.schedule.warmup > self.steps:
             raise ValueError(
                 f"schedule.warmup = {self.schedule.warmup} is not allowed; it takes 0 to all {self.steps} steps"
@@ -168,11 +186,6 @@ class RunConfig(Section):
         if self.steps > LARGEST_STEPS:
             raise ValueError(
                 f"train.tokens = {self.train.tokens} is not allowed; it takes up to {LARGEST_STEPS} steps' worth"
-            )
-        if self.train.batch_size % self.train.accumulation:
-            raise ValueError(
-                f"train.accumulation = {self.train.accumulation} is not allowed; "
-                f"it takes a divisor of batch_size = {self.train.batch_size}"
             )
         return self
 
@@ -186,13 +199,30 @@ class RunConfig(Section):
         """Optimiser steps of the whole run, resolved."""
         if self.train.steps is not None:
             return self.train.steps
-        assert self.train.tokens is not None
+        if self.train.tokens is None:
+            raise ValueError("train.epochs: has no number of steps before the data are open; see in_steps")
         return math.ceil(self.train.tokens / (self.train.batch_size * self.sample_tokens))
+
+    def in_steps(self, epoch_samples: int | None) -> RunConfig:
+        """The same run with its epochs counted in steps, of which one in epoch_samples / batch_size is an epoch."""
+        if self.train.epochs is None:
+            return self
+        if epoch_samples is None:
+            raise ValueError(
+                f"train.epochs = {self.train.epochs:g} is not allowed for these data, which have no epochs; "
+                f"it takes train.steps instead"
+            )
+        whole = max(1, epoch_samples // self.train.batch_size)
+        values = self.as_dict()
+        values["train"] |= {"steps": max(1, round(self.train.epochs * whole)), "epochs": None}
+        if self.schedule.warmup_epochs is not None:
+            values["schedule"] |= {"warmup": round(self.schedule.warmup_epochs * whole), "warmup_epochs": None}
+        return type(self).model_validate(values, strict=True)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, every field resolved; `parse_config` gives the same configuration again."""
         return self.model_dump(mode="json")
 
 
-DECISIVE = ("task", "model", "data", "optimizer", "schedule", "train", "divergence")
+DECISIVE = ("task", "model", "data", "loss", "optimizer", "schedule", "train", "divergence")
 """Sections that decide the losses; a run goes on with others than it began with only in the rest."""

@@ -5,7 +5,7 @@ status.json            running, finished, diverged or interrupted; step, loss, l
 metrics.jsonl          a line for every step and one for every evaluation
 events.jsonl           what happened: started, resumed, spikes, rollbacks, damaged checkpoints
 checkpoints/           training state
-weights.safetensors    at the end, beside tokenizer.json
+weights.safetensors    at the end, beside tokenizer.json, or images.json, evaluation.json and confusion.csv
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from siamesenorm.train.yaml import write_yaml
 
 CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
 CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
-OWN = (STATUS, METRICS, EVENTS, CHECKPOINTS, WEIGHTS, TENSORBOARD, "wandb.json", "tokenizer.json")
+EXTRAS = ("wandb.json", "tokenizer.json", "images.json", "evaluation.json", "confusion.csv")
+OWN = (STATUS, METRICS, EVENTS, CHECKPOINTS, WEIGHTS, TENSORBOARD, *EXTRAS)
 """What --restart removes; the configuration is written over."""
 LOCK = ".lock"
 

@@ -5,7 +5,7 @@
 | matrices of sublayers and head              | yes                         |
 | embeddings, and a head tied to one          | ``decay_embeddings``        |
 | norm gains, biases, other vectors, scalars  | ``decay_vectors``           |
-| what the topology names (`no_weight_decay`) | no                          |
+| what modules name in `no_weight_decay`      | no                          |
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from siamesenorm.residual import Topology
 from siamesenorm.train.config import OptimizerConfig
 from siamesenorm.train.parallel import uniform_groups
 
@@ -27,8 +26,8 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         dot = f"{prefix}." if prefix else ""
         if isinstance(module, nn.Embedding):
             embeddings.add(id(module.weight))
-        if isinstance(module, Topology):
-            kept |= {f"{dot}{name}" for name in module.no_weight_decay()}
+        if callable(spared := getattr(module, "no_weight_decay", None)):
+            kept |= {f"{dot}{name}" for name in spared()}
     decayed: dict[str, nn.Parameter] = {}
     plain: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():

@@ -12,8 +12,14 @@ from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import SHOWN, NamedField, alternatives, fields_of, shown
 from siamesenorm.train.yaml import read_yaml
 
-INSTEAD = {"train.steps": "train.tokens", "train.tokens": "train.steps"}
-"""Setting one of these takes the other back."""
+INSTEAD = {
+    "train.steps": ("train.tokens", "train.epochs", "schedule.warmup_epochs"),
+    "train.tokens": ("train.steps", "train.epochs", "schedule.warmup_epochs"),
+    "train.epochs": ("train.steps", "train.tokens"),
+    "schedule.warmup": ("schedule.warmup_epochs",),
+    "schedule.warmup_epochs": ("schedule.warmup",),
+}
+"""Setting one of these takes the others back."""
 
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str], config: type[BaseModel]) -> None:
@@ -25,8 +31,8 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str], config: ty
             raise ConfigError(f"override: {shown(override)} is not allowed; it takes key=value, such as lr=1e-3")
         field = find_field(key.strip(), fields)
         _put(values, field.path, parse_value(text.strip(), field))
-        if (other := INSTEAD.get(field.path)) is not None:
-            _put(values, other, None)
+        for other in INSTEAD.get(field.path, ()):
+            _take(values, other)
 
 
 def find_field(key: str, fields: dict[str, NamedField]) -> NamedField:
@@ -56,6 +62,12 @@ def parse_value(text: str, field: NamedField) -> Any:
     if kinds == [str]:
         return None if field.optional and text in ("null", "") else text
     return read_yaml(text, field.path)
+
+
+def _take(values: dict[str, Any], path: str) -> None:
+    section, _, name = path.partition(".")
+    if isinstance(values.get(section), dict) and name in values[section]:
+        values[section] = {key: value for key, value in values[section].items() if key != name}
 
 
 def _put(values: dict[str, Any], path: str, value: Any) -> None:

@@ -87,20 +87,20 @@ def read_recipe(recipe: str | Path) -> tuple[str, Path | None]:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections of `base` with the fields of `changes` in their place; steps and tokens stand for each other."""
+    """Sections of `base` with the fields of `changes` in their place; steps, tokens and epochs stand for each other."""
     merged = dict(base)
     for name, value in changes.items():
         inner = merged.get(name)
         if isinstance(inner, dict) and isinstance(value, dict):
             if name == "train":
-                inner = {k: v for k, v in inner.items() if not ({"steps", "tokens"} & {*value} and k in STAND_IN)}
+                inner = {k: v for k, v in inner.items() if not (STAND_IN & {*value} and k in STAND_IN)}
             merged[name] = merge(inner, value)
         else:
             merged[name] = value
     return merged
 
 
-STAND_IN = ("steps", "tokens")
+STAND_IN = {"steps", "tokens", "epochs"}
 
 
 def parse_config(values: Mapping[str, Any]) -> RunConfig:
@@ -127,7 +127,8 @@ def config_class(task: Any) -> type[RunConfig]:
 
 @functools.lru_cache
 def _config_class(task: type[Task]) -> type[RunConfig]:
-    about = {name: RunConfig.model_fields[name].description for name in ("task", *task.sections)}
+    own = {name: (section.__doc__ or "").strip() for name, section in task.sections.items()}
+    about = {**own, **{name: field.description or "" for name, field in RunConfig.model_fields.items()}}
     fields: dict[str, Any] = {"task": (Literal[task.name], Field(description=about["task"]))}
     for name, section in task.sections.items():
         fields[name] = (section, Field(description=about[name]))
@@ -139,7 +140,7 @@ def _config_class(task: type[Task]) -> type[RunConfig]:
 
 def differing_field(one: RunConfig, other: RunConfig, sections: Sequence[str]) -> tuple[str, Any, Any] | None:
     """The first field of these sections that two configurations differ in, with both values."""
-    pairs = [(name, one.as_dict()[name], other.as_dict()[name]) for name in sections]
+    pairs = [(name, one.as_dict().get(name), other.as_dict().get(name)) for name in sections]
     while pairs:
         path, first, second = pairs.pop(0)
         if isinstance(first, dict) and isinstance(second, dict):

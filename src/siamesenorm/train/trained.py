@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.tasks import find_task
 from siamesenorm.tasks.corpora import load_saved_tokenizer, tokenizer_of
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
@@ -22,8 +22,18 @@ from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, RunFolder
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What a run of any task gives: its model in evaluation mode, its configuration, the step it had reached."""
+
+    model: nn.Module
+    config: RunConfig
+    step: int
+    folder: Path
+
+
+@dataclass(frozen=True)
 class TrainedLanguageModel:
-    """What a run gives: its model in evaluation mode, its tokenizer, its configuration, the step it had reached."""
+    """What a run of language gives: its model, its tokenizer, its configuration, the step it had reached."""
 
     model: LanguageModel
     tokenizer: Tokenizer
@@ -31,14 +41,16 @@ class TrainedLanguageModel:
     step: int
 
 
-def open_language_model(folder: Path | str) -> TrainedLanguageModel:
-    """The model of a run: its exported weights, or those of its newest complete checkpoint."""
+def open_trained(folder: Path | str, task: str | None = None) -> Trained:
+    """The model of a run: its exported weights, or those of its newest complete checkpoint.
+
+    task: what the run must be of; None: any.
+    """
     run = RunFolder(folder)
     config = run.config()
-    if config.task != "language" or not isinstance(config.model, LMConfig):
-        raise ConfigError(f"run: {str(folder)!r} is a run of {config.task}; it takes one of language")
-    with torch.device("meta"):
-        model = LanguageModel(config.model)
+    if task is not None and config.task != task:
+        raise ConfigError(f"run: {str(folder)!r} is a run of {config.task}; it takes one of {task}")
+    model = _empty_model(config)
     if (run.path / WEIGHTS).is_file():
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -50,15 +62,31 @@ def open_language_model(folder: Path | str) -> TrainedLanguageModel:
             raise ConfigError(f"run: {str(run.path / WEIGHTS)!r} cannot be read: {reason}") from None
         step = int(run.status().get("step") or config.steps)
     else:
-        model.to_empty(device="cpu")
+        if any(tensor.is_meta for tensor in model.state_dict().values()):
+            model.to_empty(device="cpu")
         step = _load_checkpoint(model, config, run)
-    tokenizer = (
-        load_saved_tokenizer(run.path) if (run.path / "tokenizer.json").is_file() else tokenizer_of(config.data)  # type: ignore[arg-type]  # the task was checked
-    )
-    return TrainedLanguageModel(model.requires_grad_(False).eval(), tokenizer, config, step)
+    return Trained(model.requires_grad_(False).eval(), config, step, run.path)
 
 
-def _load_checkpoint(model: LanguageModel, config: RunConfig, run: RunFolder) -> int:
+def _empty_model(config: RunConfig) -> nn.Module:
+    """A model that waits for weights; on no device, unless it has constants that no file brings."""
+    make = find_task(config.task).model_of
+    with torch.device("meta"):
+        model = make(config)
+    saved = model.state_dict()
+    return model if all(name in saved for name, _ in model.named_buffers()) else make(config)
+
+
+def open_language_model(folder: Path | str) -> TrainedLanguageModel:
+    """The model of a run of language, with its tokenizer."""
+    trained = open_trained(folder, "language")
+    config, saved = trained.config, trained.folder / "tokenizer.json"
+    tokenizer = load_saved_tokenizer(trained.folder) if saved.is_file() else tokenizer_of(config.data)  # type: ignore[arg-type]  # the task was checked
+    assert isinstance(trained.model, LanguageModel)
+    return TrainedLanguageModel(trained.model, tokenizer, config, trained.step)
+
+
+def _load_checkpoint(model: nn.Module, config: RunConfig, run: RunFolder) -> int:
     store = CheckpointStore(run.path / CHECKPOINTS, config.checkpoint.keep)
     checkpoint = store.latest() if (run.path / CHECKPOINTS).is_dir() else None
     if checkpoint is None:

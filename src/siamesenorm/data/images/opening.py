@@ -25,7 +25,7 @@ def open_images(
     source: str | Path,
     split: Split = "train",
     *,
-    held_out: float = 0.2,
+    held_out: float | None = 0.2,
     image_column: str | None = None,
     label_column: str | None = None,
     channels: int = 3,
@@ -37,7 +37,8 @@ def open_images(
 
     source: ``digits``, ``fashion-mnist``, ``hf:NAME`` or ``hf:NAME:SUBSET``, a .parquet file, or a folder with one of
         IDX files, CIFAR's binary files, .parquet files, train/CLASS/… and val/CLASS/…, or CLASS/… alone.
-    held_out: share of each class that is for testing, where a source has no test split of its own.
+    held_out: share of each class that is for testing, where a source has no test split of its own; None: it is taken
+        whole for either.
     channels: 3, or 1 to read encoded image files as grey; other sources have the channels they have.
     """
     if split not in SPLITS:
@@ -51,9 +52,9 @@ def open_images(
     if path.is_file():
         if path.suffix != ".parquet":
             raise DataError(f"images: {name!r} is a file; it takes a .parquet file or a folder")
-        return hold_out(open_parquet([path], path.name, **columns), split, held_out)
+        return _side(open_parquet([path], path.name, **columns), split, held_out)
     if name == DIGITS:
-        return hold_out(digits(), split, 0.2)
+        return _side(digits(), split, 0.2)
     if name == FASHION_MNIST:
         folder = next((folder for folder in FASHION_FOLDERS if folder.is_dir()), None)
         if folder is None:
@@ -68,7 +69,11 @@ def open_images(
     )
 
 
-def _open_folder(path: Path, split: Split, held_out: float, columns: dict[str, Any]) -> ImageSet:
+def _side(images: ImageSet, split: Split, held_out: float | None) -> ImageSet:
+    return images if held_out is None else hold_out(images, split, held_out)
+
+
+def _open_folder(path: Path, split: Split, held_out: float | None, columns: dict[str, Any]) -> ImageSet:
     if idx_file(path, "train", "images") is not None or idx_file(path, "test", "images") is not None:
         return open_idx(path, split, FASHION if path.resolve().name == FASHION_MNIST else None)
     if (found := find_cifar(path)) is not None:
@@ -78,15 +83,15 @@ def _open_folder(path: Path, split: Split, held_out: float, columns: dict[str, A
     channels = columns["channels"]
     training = split_folder(path, "train")
     if training is None:
-        return hold_out(FolderImages(path, channels=channels), split, held_out)
+        return _side(FolderImages(path, channels=channels), split, held_out)
     train = FolderImages(training, channels=channels)
     testing = split_folder(path, "test")
     if testing is None:
-        return hold_out(train, split, held_out)
+        return _side(train, split, held_out)
     return train if split == "train" else FolderImages(testing, class_names=train.class_names, channels=channels)
 
 
-def _open_parquets(path: Path, split: Split, held_out: float, columns: dict[str, Any]) -> ImageSet:
+def _open_parquets(path: Path, split: Split, held_out: float | None, columns: dict[str, Any]) -> ImageSet:
     files = sorted(path.glob("*.parquet")) or sorted(path.glob("data/*.parquet"))
     parts = {
         side: [file for file in files if file.name.lower().startswith(starts)]
@@ -94,16 +99,16 @@ def _open_parquets(path: Path, split: Split, held_out: float, columns: dict[str,
     }
     name = path.resolve().name
     if not parts["train"]:
-        return hold_out(open_parquet(files, name, **columns), split, held_out)
+        return _side(open_parquet(files, name, **columns), split, held_out)
     train = open_parquet(parts["train"], name, **columns)
     if not parts["test"]:
-        return hold_out(train, split, held_out)
+        return _side(train, split, held_out)
     if split == "train":
         return train
     return open_parquet(parts["test"], name, class_names=train.class_names, **columns)
 
 
-def _open_hub(name: str, split: Split, held_out: float, columns: dict[str, Any]) -> ImageSet:
+def _open_hub(name: str, split: Split, held_out: float | None, columns: dict[str, Any]) -> ImageSet:
     train = open_dataset(name, "train", **columns)
     for own in ("test", "validation"):
         try:
@@ -111,4 +116,4 @@ def _open_hub(name: str, split: Split, held_out: float, columns: dict[str, Any])
         except DataError:
             continue
         return train if split == "train" else test
-    return hold_out(train, split, held_out)
+    return _side(train, split, held_out)

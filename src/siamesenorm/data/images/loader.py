@@ -1,0 +1,180 @@
+"""Batches of augmented images for one rank, in this process or made ahead by others.
+
+The whole state is one number, the samples that all ranks have been given. Which image sample k is and how it is
+augmented are functions of the seed and k alone, so neither the number of ranks nor that of workers changes them.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.images.imageset import ImageSet
+from siamesenorm.data.images.transforms import Transform
+from siamesenorm.data.order import shuffled
+
+Batch = dict[str, Tensor]
+
+
+class TrainingImages:
+    """Images in the order of training, shuffled anew in every epoch.
+
+    repeats: how often an image comes in a row, each time augmented differently (repeated augmentation, arXiv
+        1901.09335). As in DeiT an epoch stays as many samples as there are images, so it has a part of them.
+    """
+
+    def __init__(self, images: ImageSet, transform: Transform, *, seed: int = 0, repeats: int = 1) -> None:
+        self.images, self.transform, self.seed, self.repeats = images, transform, seed, repeats
+
+    def numbers(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which image each sample is."""
+        size = len(self.images)
+        epochs, places = np.divmod(samples, size)
+        return shuffled(epochs * size + places // self.repeats, size, self.seed)
+
+    def batch(self, samples: NDArray[np.int64]) -> Batch:
+        """The images of samples, ready for a model, with their labels."""
+        numbers = self.numbers(samples)
+        seen = [
+            self.transform(self.images[int(number)], np.random.default_rng((self.seed, int(sample))))
+            for sample, number in zip(samples, numbers, strict=True)
+        ]
+        return {"image": torch.from_numpy(np.stack(seen)), "label": torch.from_numpy(self.images.labels[numbers])}
+
+
+class TestImages:
+    """Held-out images in their own order; each rank has every world_size-th."""
+
+    __test__ = False  # pytest takes the name for one of its own
+
+    def __init__(self, images: ImageSet, transform: Transform, count: int | None = None) -> None:
+        self.images, self.transform = images, transform
+        whole = len(images)
+        self.numbers = np.unique(np.linspace(0, whole - 1, min(count or whole, whole)).astype(np.int64))
+
+    def __len__(self) -> int:
+        return int(self.numbers.size)
+
+    def batches(self, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        """All of a rank's images, so many at a time."""
+        mine = self.numbers[rank::world_size]
+        generator = np.random.default_rng(0)
+        for start in range(0, mine.size, size):
+            part = mine[start : start + size]
+            seen = [self.transform(self.images[int(number)], generator) for number in part]
+            yield {"image": torch.from_numpy(np.stack(seen)), "label": torch.from_numpy(self.images.labels[part])}
+
+
+class ImageLoader:
+    """An endless iterator over a rank's part of each global batch.
+
+    Global batch b is samples b·G to (b+1)·G - 1; rank r of W has every W-th from the r-th on, so that repeats of an
+    image go to different ranks.
+
+    workers: processes that make batches ahead; 0 makes them here, when they are asked for.
+    prefetch: batches that each worker makes ahead.
+    """
+
+    def __init__(
+        self,
+        data: TrainingImages,
+        global_batch_size: int,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        sample: int = 0,
+        workers: int = 0,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+    ) -> None:
+        if global_batch_size < 1 or global_batch_size % world_size:
+            raise DataError(
+                f"global_batch_size: {global_batch_size} is not allowed; it takes multiples of world_size {world_size}"
+            )
+        self.data, self.global_batch_size = data, global_batch_size
+        self.rank, self.world_size = rank, world_size
+        self.workers, self.prefetch, self.pin_memory = workers, prefetch, pin_memory
+        self._ahead: Iterator[Any] | None = None
+        self.seek(sample)
+
+    @property
+    def sample(self) -> int:
+        """Samples that all ranks have been given; batches made ahead do not count."""
+        return self._sample
+
+    def seek(self, sample: int) -> None:
+        """Go on from here."""
+        if isinstance(sample, bool) or sample < 0:
+            raise DataError(f"sample: {sample} is not allowed; it takes 0 or more")
+        self.close()
+        self._sample = int(sample)
+
+    def __iter__(self) -> ImageLoader:
+        return self
+
+    def __next__(self) -> Batch:
+        if self.workers and self._ahead is None:
+            self._ahead = self._start()
+        made = self.make(self._sample) if self._ahead is None else next(self._ahead)
+        if isinstance(made, str):
+            raise DataError(made)
+        self._sample += self.global_batch_size
+        return {name: values.pin_memory() for name, values in made.items()} if self.pin_memory else made
+
+    def make(self, sample: int) -> Batch:
+        """The rank's part of the global batch that starts at a sample."""
+        return self.data.batch(sample + np.arange(self.rank, self.global_batch_size, self.world_size, dtype=np.int64))
+
+    def _start(self) -> Iterator[Any]:
+        loader: DataLoader[Any] = DataLoader(
+            _Made(self.data, self.rank, self.global_batch_size, self.world_size),
+            batch_size=None,
+            sampler=_Starts(self._sample, self.global_batch_size),
+            num_workers=self.workers,
+            prefetch_factor=max(1, self.prefetch),
+            worker_init_fn=_leave_signals_to_the_first,
+            generator=torch.Generator(),  # it draws a seed for workers, which nothing here uses
+        )
+        return iter(loader)
+
+    def close(self) -> None:
+        """Stop the workers; the loader can still be used and goes on where it was."""
+        self._ahead = None
+
+
+class _Made(Dataset[Any]):
+    """Batches by their first sample. An error goes to the first process as its sentence, without a worker's trace."""
+
+    def __init__(self, data: TrainingImages, rank: int, size: int, world_size: int) -> None:
+        self.data, self.offsets = data, np.arange(rank, size, world_size, dtype=np.int64)
+
+    def __getitem__(self, sample: int) -> Batch | str:
+        try:
+            return self.data.batch(sample + self.offsets)
+        except DataError as error:
+            return str(error)
+
+
+class _Starts(Sampler[int]):
+    """First samples of batches, without end."""
+
+    def __init__(self, sample: int, step: int) -> None:
+        self.sample, self.step = sample, step
+
+    def __iter__(self) -> Iterator[int]:
+        sample = self.sample
+        while True:
+            yield sample
+            sample += self.step
+
+
+def _leave_signals_to_the_first(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the run finishes its step and saves

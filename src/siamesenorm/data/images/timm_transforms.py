@@ -1,0 +1,96 @@
+"""timm's training transforms (extra: vision), as DeiT has them: random crops, RandAugment, colour jitter, erasing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from siamesenorm.data.errors import DataError, import_extra
+from siamesenorm.data.images.imageset import Pixels
+from siamesenorm.data.images.pictures import as_channels
+from siamesenorm.data.images.transforms import Interpolation, Scale, Seen
+
+
+def import_timm(module: str, purpose: str) -> Any:
+    """A module of timm, also beside a torchvision that was built for another torch."""
+    from siamesenorm.interop.torchvision_ops import declare_missing_ops
+
+    declare_missing_ops()
+    return import_extra(module, purpose, "vision")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Global generators of random, numpy and torch seeded inside, and put back as they were behind it."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+class TimmTransform:
+    """``timm.data.create_transform`` for training, whose randomness comes from the given generator alone.
+
+    rand_augment: timm's description of an augmentation policy, such as rand-m9-mstd0.5-inc1; None: colour jitter.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        channels: int,
+        scale: Scale,
+        *,
+        flip: float = 0.5,
+        rand_augment: str | None = "rand-m9-mstd0.5-inc1",
+        color_jitter: float = 0.3,
+        erasing: float = 0.25,
+        interpolation: Interpolation = "bicubic",
+    ) -> None:
+        data = import_timm("timm.data", "data.augment = 'timm'")
+        self.channels = channels
+        try:
+            self.transform = data.create_transform(
+                (channels, *shape),
+                is_training=True,
+                hflip=flip,
+                color_jitter=color_jitter or None,
+                auto_augment=rand_augment,
+                interpolation=interpolation,
+                mean=scale.mean,
+                std=scale.std,
+                re_prob=erasing,
+                re_mode="pixel",
+                re_count=1,
+            )
+        except (AssertionError, ValueError, KeyError, NotImplementedError) as error:
+            reason = " ".join(str(error).split()) or "timm does not know it"
+            raise DataError(f"data.rand_augment: {rand_augment!r} is not allowed: {reason}") from None
+        if max(shape) <= 32:  # DeiT's choice for CIFAR: no zoom into images this small
+            vision = import_extra("torchvision.transforms", "data.augment = 'timm'", "vision")
+            steps = self.transform.transforms
+            self.transform.transforms = [
+                vision.Resize(shape, vision.InterpolationMode(interpolation)),
+                vision.RandomCrop(shape, padding=4),
+                *steps[1:],
+            ]
+
+    def __call__(self, image: Pixels, generator: np.random.Generator) -> Seen:
+        """An augmented image."""
+        from PIL import Image
+
+        pixels = as_channels(image, self.channels)
+        picture = Image.fromarray(pixels[..., 0] if self.channels == 1 else np.ascontiguousarray(pixels))
+        with seeded(int(generator.integers(2**63))):
+            seen: Seen = self.transform(picture).numpy()
+        return seen

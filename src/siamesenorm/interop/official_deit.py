@@ -1,0 +1,99 @@
+"""Vision models of the official repositories: DeiT on SiameseNorm, and the plain DeiT and ViT that timm names.
+
+::
+
+    model = load_deit(state_dict, {"img_size": 224, "embed_dim": 192, "num_heads": 3})
+    model(image)                       # logits; in training with a distillation token the pair of both heads'
+
+Both lay out their tensors as we do, so that every one of theirs is one of ours under another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from siamesenorm.interop.errors import OfficialError
+from siamesenorm.interop.renaming import Names, load_renamed, rename
+from siamesenorm.models.vit import VisionTransformer
+from siamesenorm.models.vit_config import ViTConfig
+
+SUBLAYERS = {
+    "attn.qkv": "attention.qkv",
+    "attn.proj": "attention.out",
+    "attn.q_norm": "attention.q_norm",
+    "attn.k_norm": "attention.k_norm",
+    "mlp.fc1": "ffn.up",
+    "mlp.fc2": "ffn.down",
+}
+# Official module to ours within the links of a block, {} being 1 for attention and 2 for the FFN, by topology.
+LINKS = {
+    "pre": {"norm{}": "norm"},
+    "siamese": {"post_norm{}": "x.norm", "pre_norm{}": "y.norm", "input_norm{}": "input_norm"},
+}
+# At the end the official names change sides: pre_norm stands on the Post-Norm-like X, post_norm on Y.
+ENDS = {
+    "pre": {"norm": "final_norm"},
+    "siamese": {"pre_norm": "x.final_norm", "post_norm": "y.final_norm", "final_norm": "final_norm"},
+}
+OUTSIDE = ("cls_token", "dist_token", "pos_embed", "patch_embed.proj", "head", "head_dist")
+# The official constructor's keywords to fields of ours.
+KEYWORDS = {
+    "img_size": "image_size",
+    "patch_size": "patch_size",
+    "in_chans": "channels",
+    "num_classes": "classes",
+    "embed_dim": "dim",
+    "depth": "blocks",
+    "num_heads": "heads",
+    "qkv_bias": "qkv_bias",
+    "distilled": "distilled",
+    "drop_path_rate": "drop_path",
+}
+DEFAULTS = {"image_size": 224, "patch_size": 16, "classes": 1000, "dim": 768, "blocks": 12, "heads": 12}
+
+
+def load_deit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) -> VisionTransformer:
+    """The model of an official or timm state dict and the keywords of its constructor.
+
+    SiameseNorm is recognised by its second stream's norms; all else is Pre-Norm. Wrong, missing or extra keys and
+    wrong shapes raise `OfficialError` with their names.
+    """
+    topology = "siamese" if any(key.startswith("blocks.0.post_norm") for key in state_dict) else "pre"
+    with torch.device("meta"):
+        model = VisionTransformer(read_deit_config(config_dict, topology))
+    return load_renamed(model, deit_names(model), state_dict)
+
+
+def read_deit_config(config_dict: Mapping[str, Any], topology: str) -> ViTConfig:
+    """A configuration from the official constructor's keywords; what is not said is that constructor's default."""
+    unknown = sorted(set(config_dict) - set(KEYWORDS) - {"mlp_ratio"})
+    if unknown:
+        known = ", ".join([*KEYWORDS, "mlp_ratio"])
+        raise OfficialError(f"config: {unknown[0]} = {config_dict[unknown[0]]!r} is not a known field; known: {known}")
+    fields = {ours: config_dict[theirs] for theirs, ours in KEYWORDS.items() if theirs in config_dict}
+    fields = {**DEFAULTS, **fields, "topology": topology}
+    try:
+        ffn_dim = int(fields["dim"] * config_dict.get("mlp_ratio", 4.0))
+        return ViTConfig.model_validate({**fields, "ffn_dim": ffn_dim})
+    except (TypeError, ValueError) as error:
+        raise OfficialError(f"config: {error}") from error
+
+
+def deit_names(model: VisionTransformer) -> Names:
+    """Our parameter names to the official ones."""
+    topology = model.residual.name
+    if topology not in LINKS:
+        raise OfficialError(f"topology: {model.config.topology} has no official vision model; siamese and pre have")
+    modules = {name: name for name in OUTSIDE}
+    modules |= {f"residual.{ours}": theirs for theirs, ours in ENDS[topology].items()}
+    for block in range(model.config.blocks):
+        inside = f"blocks.{block}."
+        modules |= {inside + ours: inside + theirs for theirs, ours in SUBLAYERS.items()}
+        for position in (0, 1):
+            place = f"residual.links.{2 * block + position}."
+            modules |= {place + ours: inside + theirs.format(position + 1) for theirs, ours in LINKS[topology].items()}
+    return {name: rename(name, modules) for name, _ in model.named_parameters()}

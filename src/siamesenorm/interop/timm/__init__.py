@@ -1,0 +1,25 @@
+"""DeiT on any topology inside timm. Importing this registers the models; ``import siamesenorm`` alone does not.
+
+::
+
+    import siamesenorm.interop.timm  # first: beside a torchvision built for another torch, timm needs it
+    import timm
+
+    model = timm.create_model("deit_tiny_patch16_224_siamese", num_classes=10, drop_path_rate=0.1)
+"""
+
+from siamesenorm.interop.torchvision_ops import declare_missing_ops
+
+try:
+    declare_missing_ops()
+    import timm as _timm  # noqa: F401
+except ImportError as error:
+    if error.name not in ("timm", "torchvision"):
+        raise
+    raise ImportError("timm is needed here: pip install 'siamesenorm[vision]'", name=error.name) from None
+
+from siamesenorm.interop.timm.deit_topologies import TOPOLOGIES_BY_SUFFIX, model_names
+from siamesenorm.interop.timm.model import TimmVisionTransformer
+from siamesenorm.interop.timm.weights import checkpoint_filter_fn, load_timm
+
+__all__ = ["TOPOLOGIES_BY_SUFFIX", "TimmVisionTransformer", "checkpoint_filter_fn", "load_timm", "model_names"]

@@ -1,0 +1,95 @@
+"""Official vision checkpoints: outputs and gradients recorded from the official code, names, shapes and refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from siamesenorm.interop.official import OfficialError, load_deit, to_official
+from siamesenorm.models.vit import VisionTransformer
+from siamesenorm.models.vit_config import ViTConfig
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+NAMES = ("deit_siamese", "deit_siamese_distilled")
+
+
+def read(name):
+    """Config, weights, and everything recorded."""
+    with safe_open(FIXTURES / f"{name}.safetensors", "pt") as file:
+        config = json.loads(file.metadata()["config"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    return config, part(tensors, "state."), tensors
+
+
+def part(tensors, prefix):
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_and_gradients_are_the_official_ones(name, fused):
+    config, state, recorded = read(name)
+    model = load_deit(state, config)
+    model.residual.fused = fused
+    assert model.config.topology == "siamese"
+    outputs = model(recorded["input.image"])
+    outputs = outputs if config["distilled"] else (outputs,)
+    # The recorded loss weighs every logit with a fixed random number.
+    generator, loss = torch.Generator().manual_seed(5), 0.0
+    for index, logits in enumerate(outputs):
+        torch.testing.assert_close(logits, recorded[f"output.{index}"], atol=1e-5, rtol=0)
+        loss = loss + (logits * torch.randn(logits.shape, generator=generator)).sum()
+    torch.testing.assert_close(loss[None], recorded["output.loss"], atol=1e-4, rtol=1e-5)
+    loss.backward()
+    grads, expected = to_official(model, grads=True), part(recorded, "grad.")
+    assert grads.keys() == expected.keys()
+    for key, grad in grads.items():
+        assert (grad - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
+
+
+def test_evaluation_averages_both_heads():
+    config, state, recorded = read("deit_siamese_distilled")
+    model = load_deit(state, config).eval()
+    mean = (recorded["output.0"] + recorded["output.1"]) / 2
+    torch.testing.assert_close(model(recorded["input.image"]), mean, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_back_to_official_is_the_same_file(name):
+    config, state, _ = read(name)
+    back = to_official(load_deit(state, config))
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[key], state[key]) for key in state)
+
+
+def test_missing_extra_and_misshapen_keys_are_named():
+    config, state, _ = read("deit_siamese")
+    without = {key: value for key, value in state.items() if key != "blocks.1.input_norm2.bias"}
+    with pytest.raises(OfficialError, match=r"missing: blocks\.1\.input_norm2\.bias$"):
+        load_deit(without, config)
+    with pytest.raises(OfficialError, match=r"unknown: dist_token$"):
+        load_deit({**state, "dist_token": torch.zeros(1, 1, 48)}, config)
+    with pytest.raises(OfficialError, match=r"wrong shape: pos_embed \(1, 17, 48\) instead of \(1, 65, 48\)$"):
+        load_deit(state, {**config, "img_size": 64})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"init_values": 1e-4}, r"init_values = 0\.0001 is not a known field; known: img_size, "),
+        ({"num_heads": 5}, "heads = 5 is not allowed; it takes a divisor of dim = 48"),
+        ({"patch_size": 5}, "patch_size = 5 is not allowed; it takes a divisor of image_size = 32"),
+    ],
+)
+def test_config_fields_that_would_change_the_function_are_refused(change, message):
+    config, state, _ = read("deit_siamese")
+    with pytest.raises(OfficialError, match=message):
+        load_deit(state, {**config, **change})
+
+
+def test_a_topology_without_official_model_has_no_official_names():
+    tiny = ViTConfig(image_size=8, patch_size=4, classes=3, dim=8, blocks=1, heads=2, ffn_dim=8, topology="span")
+    with pytest.raises(OfficialError, match="span has no official vision model; siamese and pre have"):
+        to_official(VisionTransformer(tiny))
