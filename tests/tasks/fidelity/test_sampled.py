@@ -6,9 +6,9 @@ import torch
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ArrayImages, open_images
+from siamesenorm.models.fingerprint import weights_hash
 from siamesenorm.tasks.fidelity import ClassifierFidelity
 from siamesenorm.tasks.fidelity.classifier import SmallClassifier, classifier_for, train
-from siamesenorm.tasks.fidelity.features import weights_hash
 
 
 def arrays(images, count=None):

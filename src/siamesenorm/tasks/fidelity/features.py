@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.pictures import as_channels
+from siamesenorm.models.fingerprint import weights_hash
 
 
 class Features(NamedTuple):
@@ -58,13 +58,3 @@ class FeatureNetwork:
             found = self.module(torch.from_numpy(pixels).permute(0, 3, 1, 2).to(self.device))
         spatial = None if found.spatial is None else found.spatial.cpu()
         return Features(found.pool.cpu(), spatial, found.logits.cpu())
-
-
-def weights_hash(module: nn.Module) -> str:
-    """SHA-256 of a module's weights by name."""
-    digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        if not name.endswith("num_batches_tracked"):
-            digest.update(f"{name} {tuple(tensor.shape)} ".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
