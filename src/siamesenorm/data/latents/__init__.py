@@ -2,7 +2,7 @@
 
 from siamesenorm.data.latents import open_latents
 latents = open_latents("latents/", "train")
-latents.transform(latents[0], generator)       # (channels, height, width), drawn, perhaps mirrored, scaled
+latents.transform(flip=0.5)(latents[0], generator)       # (channels, height, width): drawn and scaled
 """
 
 from siamesenorm.data.latents.folder import LatentImages, PosteriorSample, is_latents, open_latents

@@ -23,6 +23,8 @@ from siamesenorm.data.latents.index import FORMAT, LatentIndex, LatentShard, rea
 
 SHARD_IMAGES = 4096
 SHARD_NAME = re.compile(r"(train|test)-\d{5,}(-labels)?\.npy")
+DType = Literal["float32", "float16"]
+DTYPES: dict[str, DType] = {"float32": "float32", "float16": "float16"}
 Splits = dict[Literal["train", "test"], ImageSet]
 Progress = Callable[[int], None]
 
@@ -49,8 +51,8 @@ def encode_images(
     out: Path,
     *,
     size: int,
-    mirror: bool = False,
-    dtype: Literal["float32", "float16"] = "float32",
+    flip: bool = False,
+    dtype: DType = "float32",
     batch: int = 16,
     shard_images: int = SHARD_IMAGES,
     overwrite: bool = False,
@@ -63,7 +65,7 @@ def encode_images(
     """
     if size % encoder.downscale:
         raise DataError(f"size: {size} is not allowed; this autoencoder takes a multiple of {encoder.downscale}")
-    plan = _plan(splits, encoder, (size, mirror, dtype, batch, shard_images))
+    plan = _plan(splits, encoder, (size, flip, dtype, batch, shard_images))
     out.mkdir(parents=True, exist_ok=True)
     with locked_folder(out):
         _prepare(out, plan, overwrite)
@@ -75,7 +77,7 @@ def encode_images(
                 name = f"{split}-{number:05d}"
                 shard = _kept(out, name)
                 if shard is None:
-                    shard = _encode_shard(out, name, images, numbers, encoder, size, mirror, dtype, batch, progress)
+                    shard = _encode_shard(out, name, images, numbers, encoder, size, flip, dtype, batch, progress)
                 else:
                     progress(len(numbers))
                 made[split].append(shard)
@@ -86,7 +88,7 @@ def encode_images(
             channels=encoder.latent_channels,
             size=size // encoder.downscale,
             image_size=size,
-            views=2 if mirror else 1,
+            views=2 if flip else 1,
             scale=encoder.scale,
             shift=encoder.shift,
             autoencoder=encoder.fingerprint,
@@ -159,7 +161,7 @@ def _encode_shard(
     numbers: range,
     encoder: Encoder,
     size: int,
-    mirror: bool,
+    flip: bool,
     dtype: str,
     batch: int,
     progress: Progress,
@@ -168,7 +170,7 @@ def _encode_shard(
     parts = []
     for start in range(numbers.start, numbers.stop, batch):
         pixels = np.stack([fit.fitted(images[n]) for n in range(start, min(start + batch, numbers.stop))])
-        views = [encoder.encode(pixels)] + ([encoder.encode(pixels[:, :, ::-1])] if mirror else [])
+        views = [encoder.encode(pixels)] + ([encoder.encode(pixels[:, :, ::-1])] if flip else [])
         parts.append(np.stack(views, axis=1).astype(dtype))
         progress(len(pixels))
     files = {f"{name}.npy": np.concatenate(parts), f"{name}-labels.npy": images.labels[numbers.start : numbers.stop]}

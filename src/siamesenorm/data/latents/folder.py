@@ -24,16 +24,19 @@ Moments = NDArray[Any]
 
 @dataclass(frozen=True)
 class PosteriorSample:
-    """A latent as a model sees it: ``(mean + deviation · noise - shift) · scale`` of a view chosen at random."""
+    """A latent as a model sees it: ``(mean + deviation · noise - shift) · scale``.
+
+    flip: how often the mirror image is taken. random: without it the mean is taken, for held-out images.
+    """
 
     scale: float
     shift: float = 0.0
+    flip: float = 0.0
     random: bool = True
-    """Without it: the mean of the image as it is, for held-out images."""
 
     def __call__(self, image: Moments, generator: np.random.Generator) -> NDArray[np.float32]:
         """(channels, height, width); the same generator state gives the same."""
-        view = int(generator.integers(len(image))) if self.random and len(image) > 1 else 0
+        view = int(self.flip > 0 and generator.random() < self.flip)
         mean, deviation = np.split(np.asarray(image[view], dtype=np.float32), 2)
         if self.random:
             mean = mean + deviation * generator.standard_normal(mean.shape, dtype=np.float32)
@@ -41,7 +44,7 @@ class PosteriorSample:
 
 
 class LatentImages(ImageSet):
-    """A split of a latent folder; ``latents[3]`` has the moments of an image, ``latents.transform`` draws of them."""
+    """A split of a latent folder; ``latents[3]`` has an image's moments, ``latents.transform()`` draws of them."""
 
     def __init__(self, folder: Path, index: LatentIndex, split: Split) -> None:
         self.name, self.index = f"{folder} ({split})", index
@@ -56,7 +59,14 @@ class LatentImages(ImageSet):
         if self._labels.shape != (self.starts[-1],):
             raise DataError(f"latents: {str(folder)!r} is damaged: it has {self._labels.size} labels for {split}")
         check_labels(self.name, self._labels, len(self.class_names))
-        self.transform = PosteriorSample(index.scale, index.shift, random=split == "train")
+
+    def transform(self, *, flip: float = 0.0, random: bool = True) -> PosteriorSample:
+        """What makes latents of this set's moments."""
+        if flip and self.index.views < 2:
+            raise DataError(
+                f"flip: {flip} is not allowed for {self.name!r}; it takes 0, or images encoded again with --flip"
+            )
+        return PosteriorSample(self.index.scale, self.index.shift, flip, random)
 
     def _open(self, folder: Path, shard: LatentShard) -> Moments:
         array = _load(folder / shard.file)

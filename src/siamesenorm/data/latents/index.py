@@ -86,7 +86,8 @@ def write_latent_index(folder: Path, index: LatentIndex) -> None:
     write_json(folder / INDEX, index.model_dump())
 
 
-def damaged_files(folder: str | Path) -> list[str]:
-    """Names of the files whose SHA-256 is not what the index says."""
+def verify_latents(folder: str | Path) -> tuple[list[str], int]:
+    """Names of the files whose SHA-256 is not what the index says, and how many files there are."""
     root = Path(folder)
-    return [name for name, expected in read_latent_index(root).files() if not sha256_matches(root / name, expected)]
+    files = list(read_latent_index(root).files())
+    return [name for name, expected in files if not sha256_matches(root / name, expected)], len(files)

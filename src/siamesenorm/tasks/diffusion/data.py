@@ -15,6 +15,7 @@ from siamesenorm.data.images import ImageSet, open_images
 from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.images.loader import Batch, TestImages, TrainingImages
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform
+from siamesenorm.data.latents import LatentImages, is_latents, open_latents
 from siamesenorm.models.dit_config import DiTConfig
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig
 from siamesenorm.tasks.diffusion.noise import draw
@@ -50,34 +51,50 @@ class NoisyTestImages(TestImages):
 
 def open_source(model: DiTConfig, data: DiffusionDataConfig, source: str, split: Split) -> ImageSet:
     """Images or latents of a split, checked against the model."""
-    images = open_images(
-        source,
-        split,
-        held_out=data.held_out,
-        image_column=data.image_column,
-        label_column=data.label_column,
-        channels=model.channels,
+    images = (
+        open_latents(source, split)
+        if is_latents(source)
+        else open_images(
+            source,
+            split,
+            held_out=data.held_out,
+            image_column=data.image_column,
+            label_column=data.label_column,
+            channels=model.channels,
+        )
     )
     if len(images.class_names) > model.classes:
         raise DataError(
             f"model.classes = {model.classes} is not allowed; it takes {len(images.class_names)} or more "
             f"for the classes of {source!r}"
         )
-    if model.channels not in (1, 3):
+    if isinstance(images, LatentImages):
+        if (images.channels, images.size) != (model.channels, (model.input_size,) * 2):
+            raise DataError(
+                f"model.input_size = {model.input_size} and model.channels = {model.channels} are not allowed; "
+                f"the latents of {source!r} take {images.index.size} and {images.channels}"
+            )
+    elif model.channels not in (1, 3):
         raise DataError(f"model.channels = {model.channels} is not allowed; images of pixels take 1 or 3")
     return images
 
 
-def transform_of(model: DiTConfig) -> CentreCrop:
-    """Bytes to ±1, in the model's size."""
+def transform_of(model: DiTConfig, images: ImageSet) -> Transform:
+    """Bytes to ±1 in the model's size; the means of latents."""
+    return images.transform(random=False) if isinstance(images, LatentImages) else _fitted(model)
+
+
+def augmentation_of(model: DiTConfig, data: DiffusionDataConfig, images: ImageSet) -> Transform:
+    """The same with mirror images; latents are drawn."""
+    if isinstance(images, LatentImages):
+        return images.transform(flip=data.flip)
+    plain = _fitted(model)
+    return Shift(plain, 0, data.flip) if data.flip else plain
+
+
+def _fitted(model: DiTConfig) -> CentreCrop:
     half = (0.5,) * model.channels
     return CentreCrop((model.input_size, model.input_size), model.channels, Scale(half, half))
-
-
-def augmentation_of(model: DiTConfig, data: DiffusionDataConfig) -> Transform:
-    """The same with mirror images."""
-    plain = transform_of(model)
-    return Shift(plain, 0, data.flip) if data.flip else plain
 
 
 def to_bytes(images: Tensor) -> NDArray[np.uint8]:

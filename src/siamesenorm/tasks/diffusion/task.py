@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from siamesenorm.data.atomic import write_json
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.loader import ImageLoader
+from siamesenorm.data.latents import LatentImages
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
 from siamesenorm.models.dit_counts import activations_of_dit, count_dit, flops_of_dit
@@ -72,11 +73,16 @@ class DiffusionTask(Task):
         model, data = self.model_config, self.data_config
         self.images = open_source(model, data, data.train, "train")
         shuffle = self.seed if data.shuffle_seed is None else data.shuffle_seed
-        self.data = NoisyImages(self.images, augmentation_of(model, data), seed=shuffle)
+        self.data = NoisyImages(self.images, augmentation_of(model, data, self.images), seed=shuffle)
         self.held_out: NoisyTestImages | None = None
         if self.evaluation.every is not None:
             found = open_source(model, data, data.test or data.train, "test")
-            self.held_out = NoisyTestImages(found, transform_of(model), self.evaluation.images)
+            self.held_out = NoisyTestImages(found, transform_of(model, found), self.evaluation.images)
+        if self.evaluation.samples and isinstance(self.images, LatentImages):
+            raise DataError(
+                f"evaluation.samples = {self.evaluation.samples} is not allowed for latents; it takes 0, "
+                "and decoded samples are measured by siamesenorm fid"
+            )
         if self.evaluation.samples and self.images.size != (model.input_size,) * 2:
             raise DataError(
                 f"evaluation.samples = {self.evaluation.samples} is not allowed; samples are compared with images of "
