@@ -100,6 +100,7 @@ def _register() -> None:
         generate,
         inspect,
         models,
+        predict,
         recipes,
         report,
         train,
@@ -112,6 +113,7 @@ def _register() -> None:
     app.command()(recipes.recipes)
     app.command()(models.models)
     app.command()(generate.generate)
+    app.command()(predict.predict)
     app.command()(evaluate.evaluate)
     app.command()(export.export)
     app.command()(fid.fid)

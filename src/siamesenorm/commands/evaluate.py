@@ -1,4 +1,4 @@
-"""``siamesenorm evaluate``: a trained language model on benchmark tasks and on text."""
+"""``siamesenorm evaluate``: a run on its held-out data, or a language model on benchmark tasks and on text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def evaluate(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            metavar="CHECKPOINT", help="Folder of a Hugging Face causal LM, ours or any other.", show_default=False
+            metavar="RUN|HF_DIR",
+            help="Folder of a run of any task, or of a Hugging Face causal LM, ours or any other.",
+            show_default=False,
         ),
     ],
     tasks: Annotated[
@@ -56,7 +58,7 @@ def evaluate(
         bool, typer.Option("--trust-remote-code", help="Run Python files that lie in the checkpoint.")
     ] = False,
 ) -> None:
-    """Score a language model on tasks of lm-evaluation-harness and on texts: a table, and a JSON with the details."""
+    """Measure a run on its held-out data, or score a language model on tasks of lm-evaluation-harness and on texts."""
     from siamesenorm.loading import loading
 
     with loading():
@@ -67,12 +69,22 @@ def evaluate(
         from siamesenorm.interop.errors import InteropError
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
-    if not names and not text:
-        raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both")
-    with loading():
-        harness.require_eval()
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise InteropError(f"output: {str(output)!r} is not allowed; it takes a file in a folder that is there")
+    if (checkpoint / "config.yaml").is_file():
+        if names or text:
+            raise InteropError(
+                f"evaluate: {str(checkpoint)!r} is a run, which is measured on its own held-out data; --tasks and "
+                f"--text take a Hugging Face folder, which siamesenorm export --to hf makes of a language run"
+            )
+        with loading():
+            from siamesenorm.commands.evaluate_run import evaluate_run
+        evaluate_run(Console(), checkpoint, output)
+        return
+    if not names and not text:
+        raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both, or the folder of a run")
+    with loading():
+        harness.require_eval()
     names = harness.resolve_tasks(names)
     texts = [(path, read_text(path)) for path in text or []]
     started = time.time()

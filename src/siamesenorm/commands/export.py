@@ -24,7 +24,7 @@ def export(
 ) -> None:
     """Write the weights of a run, finished or not, in another form."""
     from siamesenorm.train.errors import ConfigError
-    from siamesenorm.train.trained import open_language_model, save_language_model
+    from siamesenorm.train.trained import open_language_model, open_trained, save_trained
 
     if to not in FORMATS:
         raise ConfigError(f"--to: {to!r} is not allowed; it takes one of {', '.join(FORMATS)}")
@@ -35,7 +35,7 @@ def export(
     else:
         if target.is_dir() or not target.absolute().parent.is_dir():
             raise ConfigError(f"target: {str(target)!r} is not allowed; it takes a file in a folder that is there")
-        save_language_model(open_language_model(run), target)
+        save_trained(open_trained(run), target)
     typer.echo(str(target))
 
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from siamesenorm.train.config import RunConfig
+from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import fields_of, shown
 from siamesenorm.train.overrides import find_field
@@ -107,7 +108,7 @@ class Grid:
     def _cell(self, seed: int, settings: tuple[Setting, ...], lr: float, topology: str) -> Cell:
         own = [override for setting in settings for override in setting.overrides]
         axes = [f"model.topology={topology}", f"optimizer.lr={lr!r}", f"train.seed={seed}"]
-        config = resolve(self.recipe, [*QUIET, *self.overrides, *own, *axes])
+        config = in_steps(resolve(self.recipe, [*QUIET, *self.overrides, *own, *axes]))
         return Cell(config, tuple(setting.label for setting in settings))
 
     def as_dict(self) -> dict[str, Any]:

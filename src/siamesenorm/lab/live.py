@@ -156,7 +156,9 @@ def outcome(progress: Progress) -> str:
     """How a cell stands or ended, in a few words."""
     if progress.state == "finished":
         loss = progress.evaluation.get("loss", progress.loss)
-        return "✓" if loss is None else f"✓ {loss:.4f}"
+        accuracy = progress.evaluation.get("accuracy")
+        told = "" if accuracy is None else f", {accuracy:.1%} right"
+        return "✓" if loss is None else f"✓ {loss:.4f}{told}"
     if progress.state == "diverged":
         return f"✗ diverged at step {progress.step + 1}"
     if progress.state == "failed":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.data.atomic import sha256_of
+from siamesenorm.data.images.opening import DIGITS, FASHION_MNIST, open_images
 from siamesenorm.data.index import INDEX
 from siamesenorm.data.sources import EMBEDDED, find_sources
 from siamesenorm.train.config import RunConfig
@@ -72,6 +73,8 @@ def hash_of(name: str) -> str | None:
     """Of an embedded corpus its texts, of a prepared folder its index, of a file its bytes, of a folder its listing."""
     path = Path(name)
     if not path.exists():
+        if name in (DIGITS, FASHION_MNIST):
+            return open_images(name).fingerprint
         if name.partition(":")[0] not in EMBEDDED:
             return None
         (source,) = find_sources([name])

@@ -10,7 +10,7 @@ from siamesenorm.lab.page import Page
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.lab.rows import provenance, published_rows
-from siamesenorm.lab.statistics import Analysis
+from siamesenorm.lab.statistics import Analysis, beside
 from siamesenorm.lab.tables import notes, place_text
 from siamesenorm.lab.verdict import interval_text, verdict
 from siamesenorm.train.yaml import write_yaml
@@ -94,12 +94,13 @@ def _numbers(page: Page, records: Records, analysis: Analysis, folder: Path) -> 
     page.heading("Numbers")
     grouped = records.groups != [""]
     headers = (*(["setting"] if grouped else []), "topology", *(f"lr {lr:g}" for lr in records.lrs))
-    rows = []
-    for found in analysis.ranges:
-        places = (analysis.place(found.topology, found.setting, lr) for lr in records.lrs)
-        rows.append((*([found.setting] if grouped else []), found.topology, *map(place_text, places)))
-    caption = f"Held-out {analysis.metric}, mean ± standard deviation over seeds."
-    page.table(headers, rows, caption=caption, words=2 if grouped else 1)
+    for each in (analysis, *beside(records, analysis)):
+        rows = []
+        for found in each.ranges:
+            places = (each.place(found.topology, found.setting, lr) for lr in records.lrs)
+            rows.append((*([found.setting] if grouped else []), found.topology, *map(place_text, places)))
+        caption = f"Held-out {each.metric}, mean ± standard deviation over seeds."
+        page.table(headers, rows, caption=caption, words=2 if grouped else 1)
     if analysis.same_lr:
         page.table(
             (

@@ -13,6 +13,7 @@ from siamesenorm.train.errors import ConfigError
 
 NEAR = 0.02
 """A learning rate is near the best where the metric is within this share of it."""
+BESIDE = ("accuracy",)
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,13 @@ def choose_metric(records: Records, wanted: str | None) -> str:
             raise ConfigError(f"--metric: {wanted!r} is not known; it takes one of {', '.join(names) or 'none'}")
         return wanted
     return "loss" if "loss" in names or not names else next(iter(names))
+
+
+def beside(records: Records, analysis: Analysis) -> list[Analysis]:
+    """The same of what people ask for beside the metric that decides: accuracy, where runs have it."""
+    measured = {name for run in records.runs for name in run.evaluation}
+    wanted = [name for name in BESIDE if name in measured and name != analysis.metric]
+    return [analyse(records, metric=name, baseline=analysis.baseline) for name in wanted]
 
 
 def analyse(records: Records, *, metric: str | None = None, baseline: str | None = None) -> Analysis:

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from siamesenorm.lab.records import Records
-from siamesenorm.lab.statistics import Analysis, Place
+from siamesenorm.lab.statistics import Analysis, Place, beside
 from siamesenorm.lab.verdict import verdict
 
 
@@ -17,6 +17,9 @@ def show(console: Console, records: Records, analysis: Analysis) -> None:
     spread = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     console.print(Text(f"\nheld-out {analysis.metric}{spread}", style="dim"))
     console.print(scores(records, analysis))
+    for other in beside(records, analysis):
+        console.print(Text(f"\nheld-out {other.metric}{spread}", style="dim"))
+        console.print(scores(records, other))
     console.print()
     for sentence in verdict(analysis):
         console.print(Text.assemble(("• ", "bold cyan"), sentence))

@@ -120,5 +120,16 @@ class Task(ABC):
         """The loss of a model that knows frequencies but no context; None where there is no such level."""
         return None
 
+    @classmethod
+    def for_evaluation(cls, config: Any) -> Task:
+        """The task of a run whose model is only to be evaluated."""
+        evaluation = config.evaluation.model_copy(update={"every": config.evaluation.every or 1})
+        return cls(config.model_copy(update={"evaluation": evaluation}))
+
+    @classmethod
+    def header(cls, config: Any, folder: Path) -> dict[str, str]:
+        """What an exported file of weights says beside the model's configuration."""
+        return {}
+
     def save_extras(self, folder: Path) -> None:  # noqa: B027  (nothing is a good default)
         """Write into the run folder what a trained model needs beside its weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,18 @@ class ClassificationTask(Task):
         shares = shares[shares > 0]
         return float(-(shares * np.log(shares)).sum())
 
+    @classmethod
+    def for_evaluation(cls, config: Any) -> Task:
+        """Without augmentation, mixing and teacher, which only training needs."""
+        plain = {"data": config.data.model_copy(update={"augment": "none"}), "loss": ClassificationLossConfig()}
+        return super().for_evaluation(config.model_copy(update=plain))
+
+    @classmethod
+    def header(cls, config: Any, folder: Path) -> dict[str, str]:
+        """How images are made ready, and the names of classes."""
+        names = class_names_of(config, folder)
+        return {"data": json.dumps(config.data.model_dump(mode="json")), "class_names": json.dumps(names)}
+
     def save_extras(self, folder: Path) -> None:
         """Names of classes and fingerprints of the images; what the last evaluation found, class by class."""
         sets = {"train": self.images, **({} if self.held_out is None else {"test": self.held_out.images})}
@@ -247,6 +260,19 @@ class ClassificationTask(Task):
         write_json(folder / IMAGES, {"class_names": list(self.images.class_names), **facts})
         if self.confusion is not None:
             save_confusion(self.confusion, folder)
+
+
+def class_names_of(config: Any, folder: Path) -> list[str]:
+    """Names of a run's classes: as it left them when it finished, or as its images have them, or numbers."""
+    try:
+        names = json.loads((folder / IMAGES).read_bytes())["class_names"]
+        return [str(name) for name in names]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        return list(open_images(config.data.train, channels=config.model.channels).class_names)
+    except DataError:
+        return [str(number) for number in range(config.model.classes)]
 
 
 def save_confusion(confusion: Confusion, folder: Path) -> None:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
@@ -23,8 +21,8 @@ from siamesenorm.train.display import Display, QuietDisplay
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import DivergenceMonitor, Verdict, locate
 from siamesenorm.train.engine import Engine, Step
+from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.fields import explain
 from siamesenorm.train.folder import CHECKPOINTS, METRICS, WEIGHTS, MetricsFile, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
@@ -62,12 +60,9 @@ def train(
     world = world or World.start(config.parallel)
     try:
         run = RunFolder(folder)
-        task: Task | None = None
-        if config.train.epochs is not None:
-            task = find_task(config.task)(config)
-            config = in_steps(config, task)
+        config = in_steps(config)
         _together(world, lambda: _check(run, config, mode))
-        task = task or find_task(config.task)(config)
+        task = find_task(config.task)(config)
         check_memory(config, task, world)
         done = world.from_main(run.status() if run.exists and mode != "restart" else {})
         if done.get("state") in ("finished", "diverged"):
@@ -82,16 +77,6 @@ def train(
     finally:
         if own:
             world.close()
-
-
-def in_steps(config: RunConfig, task: Task) -> RunConfig:
-    """A run counted in epochs, counted in steps."""
-    try:
-        return config.in_steps(task.epoch_samples)
-    except ValidationError as error:
-        raise ConfigError(explain(error, type(config))) from None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _check(run: RunFolder, config: RunConfig, mode: Mode) -> None:

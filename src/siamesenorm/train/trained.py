@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -102,14 +101,16 @@ def _load_checkpoint(model: nn.Module, config: RunConfig, run: RunFolder) -> int
     return checkpoint.step
 
 
-def save_language_model(trained: TrainedLanguageModel, file: Path) -> None:
-    """Weights in one safetensors file, with the model's configuration in its header."""
+def save_trained(trained: Trained, file: Path) -> None:
+    """Weights in one safetensors file, with what the model is and what it needs beside them in its header."""
     from safetensors.torch import save
 
-    metadata: dict[str, Any] = {
+    metadata = {
         "format": "pt",
+        "task": trained.config.task,
         "config": json.dumps(trained.config.model.model_dump(mode="json")),
         "step": str(trained.step),
+        **find_task(trained.config.task).header(trained.config, trained.folder),
     }
     tensors = {name: tensor.detach().contiguous() for name, tensor in trained.model.state_dict().items()}
     with whole_file(file) as out:

@@ -8,13 +8,13 @@ from typing import Any
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.cifar import CifarImages, find_cifar
 from siamesenorm.data.images.columns import open_dataset, open_parquet
-from siamesenorm.data.images.digits import NAME as DIGITS
 from siamesenorm.data.images.digits import digits
 from siamesenorm.data.images.folder import FolderImages, split_folder
 from siamesenorm.data.images.idx import FASHION, idx_file, open_idx
 from siamesenorm.data.images.imageset import SPLITS, ImageSet, Split, hold_out
 
 HUB = "hf:"
+DIGITS = "digits"
 FASHION_MNIST = "fashion-mnist"
 FASHION_FOLDERS = (Path("/usr/share/datasets/fashion-mnist"),)
 """Where Debian's package dataset-fashion-mnist puts it."""

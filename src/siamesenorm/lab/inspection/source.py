@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from siamesenorm.data import ValidationData
 from siamesenorm.data.embedded import embedded_tokens
@@ -21,9 +21,10 @@ from siamesenorm.data.packing import make_batch
 from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
 from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.lab.inspection.image_source import open_images_of
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks.corpora import open_held_out
-from siamesenorm.train.folder import CONFIG
+from siamesenorm.train.folder import CONFIG, RunFolder
 from siamesenorm.train.trained import open_language_model
 
 MODEL_TYPE = "siamesenorm"
@@ -36,9 +37,9 @@ EMBEDDED_TEXT = "python-docs"
 
 @dataclass(frozen=True)
 class Source:
-    """A model, a batch of text, and what both are."""
+    """A model, a batch of text or images, and what both are."""
 
-    model: LanguageModel
+    model: nn.Module
     batch: dict[str, Tensor]
     facts: dict[str, Any]
 
@@ -58,6 +59,10 @@ class Opened:
 
 def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
     """The model in a folder and about so many tokens of a text file, or of the text the model was validated on."""
+    if (folder / CONFIG).is_file() and RunFolder(folder).config().task == "classification":
+        if text is not None:
+            raise InspectionError(f"--text: {str(text)!r} is not allowed; the run in {str(folder)!r} reads images")
+        return Source(*open_images_of(folder, tokens))
     found = _open_folder(folder)
     if text is not None:
         texts = [read_text(text, found.tokenizer, tokens)]

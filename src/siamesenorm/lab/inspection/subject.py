@@ -18,6 +18,8 @@ from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.watch import replaced
 from siamesenorm.layers.cross_entropy import chunk_tokens, linear_cross_entropy
 from siamesenorm.models.lm import LanguageModel, run_block
+from siamesenorm.models.vit import VisionTransformer
+from siamesenorm.models.vit import run_block as run_vision_block
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 Head = Callable[[Tensor], Tensor]
@@ -148,7 +150,46 @@ class LanguageSubject(Subject):
             yield
 
 
-SUBJECTS: dict[type[nn.Module], type[Subject]] = {LanguageModel: LanguageSubject}
+class VisionSubject(Subject):
+    """A `VisionTransformer`: cross-entropy of labels; its head asked of every token."""
+
+    model: VisionTransformer
+
+    def prepare(self, batch: Any) -> dict[str, Tensor]:
+        """A batch as image loaders give it."""
+        if not isinstance(batch, dict) or not {"image", "label"} <= batch.keys():
+            raise InspectionError("batch: a vision Transformer takes a dictionary with image and label")
+        return batch
+
+    @property
+    def has_loss(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def has_head(self) -> bool:
+        """Unless it gives features."""
+        return self.head is not None or self.model.config.classes > 0
+
+    def run(self) -> Tensor:
+        """Mean cross-entropy of the labels."""
+        if self.given_loss is not None:
+            return self.given_loss(self.model, self.batch)
+        return F.cross_entropy(self.model(self.batch["image"]), self.batch["label"])
+
+    @torch.no_grad()
+    def predict(self, hidden: Tensor) -> Tensor:
+        """The likeliest class."""
+        return super().predict(hidden) if self.head is not None else self.model.head(hidden).argmax(-1)
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Blocks run plainly: those that run again in backward would be watched twice."""
+        with replaced(self.model, "run", run_vision_block):
+            yield
+
+
+SUBJECTS: dict[type[nn.Module], type[Subject]] = {LanguageModel: LanguageSubject, VisionTransformer: VisionSubject}
 
 
 def make_subject(model: nn.Module, batch: Any, loss: LossFunction | None, head: Head | None) -> Subject:

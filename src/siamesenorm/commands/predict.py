@@ -1,0 +1,54 @@
+"""``siamesenorm predict``: classes of images by a trained classifier."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def predict(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of a run, or a file of `siamesenorm export --to safetensors`.",
+            show_default=False,
+        ),
+    ],
+    images: Annotated[
+        list[Path],
+        typer.Argument(metavar="IMAGE…", help="Image files (png, jpg, …) or .npy arrays of bytes.", show_default=False),
+    ],
+    top: Annotated[int, typer.Option(min=1, max=1000, help="How many of the likeliest classes are shown.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell what images show, with the likeliest classes and their probabilities."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from siamesenorm.loading import loading
+
+    with loading():
+        from siamesenorm.lab.prediction import open_classifier, read_image
+
+    read = [(path, read_image(path)) for path in images]
+    classifier = open_classifier(run)
+    names = [str(path) if len(found) == 1 else f"{path}[{n}]" for path, found in read for n in range(len(found))]
+    answers = classifier([image for _, found in read for image in found], top)
+    if as_json:
+        found = [
+            {"image": name, "classes": [{"class": label, "probability": share} for label, share in answer]}
+            for name, answer in zip(names, answers, strict=True)
+        ]
+        typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold", style="bold cyan")
+    for name, answer in zip(names, answers, strict=True):
+        best, *others = [f"{label} {share:.1%}" for label, share in answer]
+        table.add_row(Text(name), Text(best, style="bold"), *(Text(other, style="dim") for other in others))
+    Console().print(table)

@@ -1,0 +1,109 @@
+"""What a trained classifier says of images, from a run folder or an exported file of weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.images.imageset import Pixels
+from siamesenorm.data.images.pictures import decode
+from siamesenorm.data.images.transforms import CentreCrop
+from siamesenorm.models.vit import VisionTransformer
+from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.tasks.classification import class_names_of, transform_of
+from siamesenorm.tasks.classification_config import ImageDataConfig
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.trained import open_trained
+
+Answer = list[tuple[str, float]]
+"""Classes with their probabilities, likeliest first."""
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A trained model, how it wants its images, and what its classes are called."""
+
+    model: VisionTransformer
+    transform: CentreCrop
+    class_names: list[str]
+
+    @torch.no_grad()
+    def __call__(self, images: list[Pixels], top: int = 5, at_once: int = 64) -> list[Answer]:
+        """The likeliest classes of each image (height, width, channels) of bytes."""
+        answers: list[Answer] = []
+        generator = np.random.default_rng(0)
+        for start in range(0, len(images), at_once):
+            seen = np.stack([self.transform(image, generator) for image in images[start : start + at_once]])
+            logits = self.model(torch.from_numpy(seen))
+            chances, classes = torch.softmax(logits.float(), dim=1).topk(min(top, logits.shape[1]), dim=1)
+            for shares, numbers in zip(chances.tolist(), classes.tolist(), strict=True):
+                answers.append([(self.name(number), share) for number, share in zip(numbers, shares, strict=True)])
+        return answers
+
+    def name(self, number: int) -> str:
+        """What a class is called; its number where it has no name."""
+        return self.class_names[number] if number < len(self.class_names) else str(number)
+
+
+def open_classifier(path: Path | str) -> Classifier:
+    """The classifier of a run folder, finished or not, or of a file that `siamesenorm export` wrote."""
+    if Path(path).is_file():
+        return _open_file(Path(path))
+    trained = open_trained(path, "classification")
+    config: Any = trained.config
+    assert isinstance(trained.model, VisionTransformer)
+    names = class_names_of(config, trained.folder)
+    return Classifier(trained.model, transform_of(config.model, config.data), names)
+
+
+def _open_file(path: Path) -> Classifier:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header: dict[str, str] = file.metadata() or {}
+            if header.get("task") != "classification":
+                found = header.get("task", "unknown")
+                raise ConfigError(f"run: {str(path)!r} holds a model of task {found}; it takes one of classification")
+            config = ViTConfig.model_validate_json(header["config"])
+            data = ImageDataConfig.model_validate_json(header["data"])
+            names = [str(name) for name in json.loads(header["class_names"])]
+            with torch.device("meta"):
+                model = VisionTransformer(config)
+            model.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, assign=True)  # noqa: SIM118
+    except ConfigError:
+        raise
+    except (SafetensorError, RuntimeError, OSError, KeyError, ValueError, ValidationError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"run: {str(path)!r} is no exported classifier: {reason}") from None
+    return Classifier(model.requires_grad_(False).eval(), transform_of(config, data), names)
+
+
+def read_image(path: Path) -> list[Pixels]:
+    """The image of a file, or of a .npy array: bytes of (height, width), with 1 or 3 channels, or a stack of them."""
+    if not path.is_file():
+        raise DataError(f"image: {str(path)!r} is not a file")
+    if path.suffix.lower() != ".npy":
+        return [decode(path, str(path))]
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"image: {str(path)!r} is not a sound array: {' '.join(str(error).split())[:160]}") from None
+    shape = array.shape
+    if array.ndim == 2:
+        array = array[None, ..., None]
+    elif array.ndim == 3:
+        array = array[None] if shape[2] in (1, 3) else array[..., None]
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] not in (1, 3) or not array.size:
+        raise DataError(
+            f"image: {str(path)!r} is an array {shape} of {array.dtype}; it takes uint8 (height, width), "
+            f"(height, width, channels) or a stack of them, with 1 or 3 channels"
+        )
+    return list(array)
