@@ -119,7 +119,9 @@ class ResidualDiTPipeline(DiffusionPipeline):
             return x
         if self.vae is not None:
             settings = self.vae.config
-            x = self.vae.decode((x / settings.scaling_factor + (settings.shift_factor or 0.0)).to(self.vae.dtype)).sample
+            x = self.vae.decode(
+                (x / settings.scaling_factor + (settings.shift_factor or 0.0)).to(self.vae.dtype)
+            ).sample
         images = (x / 2 + 0.5).clamp(0, 1)
         if output_type == "pt":
             return images
