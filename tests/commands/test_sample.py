@@ -10,7 +10,6 @@ from siamesenorm.train.recipes import resolve
 
 from .refusals import one_sentence
 
-
 SMALL = ["dim=16", "blocks=2", "heads=2", "ffn_dim=32", "batch_size=8", "warmup=0", "steps=2", "peak_flops=1e12"]
 
 
