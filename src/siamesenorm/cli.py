@@ -103,6 +103,7 @@ def _register() -> None:
         predict,
         recipes,
         report,
+        sample,
         train,
     )
 
@@ -113,6 +114,7 @@ def _register() -> None:
     app.command()(recipes.recipes)
     app.command()(models.models)
     app.command()(generate.generate)
+    app.command()(sample.sample)
     app.command()(predict.predict)
     app.command()(evaluate.evaluate)
     app.command()(export.export)

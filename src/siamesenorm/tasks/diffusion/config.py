@@ -24,7 +24,9 @@ class DiffusionDataConfig(Section):
     )
     image_column: str | None = Field(default=None, description="Of tables; null: image, img or what is usual.")
     label_column: str | None = Field(default=None, description="Of tables; null: label or what is usual.")
-    flip: float = Field(default=0.0, ge=0, le=1, description="Probability of a mirror image; latents: if encoded with --flip.")
+    flip: float = Field(
+        default=0.0, ge=0, le=1, description="Probability of a mirror image; latents: if encoded with --flip."
+    )
     shuffle_seed: int | None = Field(default=None, ge=0, lt=2**63, description="Order and noise; null: train.seed.")
     workers: int = Field(default=0, ge=0, le=256, description="Processes that prepare images; 0: the training one.")
     prefetch: int = Field(default=2, ge=1, le=1024, description="Batches that each worker makes ahead.")
