@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,15 +57,15 @@ def export(
 
 def export_pipeline(run: Path, target: Path, vae: Path | None) -> None:
     """A run of diffusion as a pipeline of diffusers; models of pixels are held within ±1 on the way."""
-    from siamesenorm.tasks.diffusion.task import CLASSES, process_of
-    from siamesenorm.train.trained import open_trained
+    from siamesenorm.lab.sampling import open_generator
+    from siamesenorm.train.errors import ConfigError
 
     exporter = exporter_of("diffusers", "diffusers", "diffusers", extra="diffusion")
-    trained = open_trained(run, "diffusion")
-    names = None
-    with contextlib.suppress(OSError, ValueError, KeyError):  # names are a convenience of the pipeline
-        names = json.loads((trained.folder / CLASSES).read_bytes())["class_names"]
-    exporter(trained.model, process_of(trained.config), target, class_names=names, vae=vae, clip=vae is None)
+    made = open_generator(run)
+    if vae is not None and not made.latent:
+        raise ConfigError(f"--vae: {str(vae)!r} is not allowed; this model makes pixels")
+    names = made.class_names or None
+    exporter(made.model, made.process, target, class_names=names, vae=vae, clip=not made.latent)
 
 
 def exporter_of(name: str, room: str, package: str, extra: str = "hf") -> Callable[..., Any]:
