@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 def short_training(monkeypatch):
     from siamesenorm.tasks.fidelity import classifier
 
-    monkeypatch.setattr(classifier, "train", functools.partial(classifier.train, steps=10))
+    monkeypatch.setattr(classifier, "train", functools.partial(classifier.train, steps=40))
 
 
 def run(folder, *arguments, capsys):
@@ -46,6 +46,25 @@ def test_digits_beside_digits_in_the_features_of_a_classifier(folder, capsys):
     table = run(folder, folder / "made.npz", "digits", capsys=capsys)
     assert "Fréchet distance (not FID)" in table
     assert "60 images: with fewer than 10,000" in " ".join(table.split())
+
+
+def test_samples_that_name_their_classes_are_counted_as_recognised_or_not(folder, capsys, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    digits = open_images("digits", "test")
+    pixels, labels = np.stack([digits[number] for number in range(60)]), digits.labels[:60]
+    np.savez(tmp_path / "right.npz", pixels, labels)
+    np.savez(tmp_path / "wrong.npz", pixels, (labels + 1) % 10)
+    for number in range(60):
+        (tmp_path / "folder" / str(labels[number])).mkdir(parents=True, exist_ok=True)
+        image.fromarray(pixels[number, ..., 0]).save(tmp_path / "folder" / str(labels[number]) / f"{number}.png")
+    right, wrong, folders = (
+        json.loads(run(folder, tmp_path / name, "digits", "--json", capsys=capsys))["accuracy"]
+        for name in ("right.npz", "wrong.npz", "folder")
+    )
+    assert right > 0.2 > wrong
+    assert folders == right
+    assert "recognised as their class" in run(folder, tmp_path / "folder", "digits", capsys=capsys)
+    assert "accuracy" not in json.loads(run(folder, folder / "made.npz", "digits", "--json", capsys=capsys))
 
 
 def test_saved_statistics_give_the_same_figures_as_the_images(folder, capsys):

@@ -81,7 +81,7 @@ def fid(
 
         from siamesenorm.data.errors import DataError
         from siamesenorm.tasks.fidelity.classifier import default_cache
-        from siamesenorm.tasks.fidelity.measure import compare, describe
+        from siamesenorm.tasks.fidelity.measure import compare, describe, recognised
         from siamesenorm.tasks.fidelity.pictures import open_pictures
         from siamesenorm.tasks.fidelity.references import check_target, write_reference
         from siamesenorm.tasks.fidelity.sources import check_split, open_network, open_reference
@@ -108,12 +108,15 @@ def fid(
     found = compare(made, real)
     if save_stats is not None:
         write_reference(save_stats, real)
-    facts = {
+    facts: dict[str, Any] = {
         "features": network.name,
         "network": network.fingerprint,
         "images": pictures.count,
         "reference_images": real.count,
     }
+    accuracy = recognised(made, pictures, network)
+    if accuracy is not None:
+        facts["accuracy"] = accuracy
     notes = remarks(network.name, pictures.count, found)
     if as_json:
         figures = {key: value for key, value in zip(KEYS[network.name], found, strict=True) if key}
@@ -148,6 +151,8 @@ def _show(console: Console, facts: dict[str, Any], found: Fidelity, notes: list[
     for name, value in zip(NAMES[facts["features"]], found, strict=True):
         if name and value is not None:
             table.add_row(name, f"{value:.4f}")
+    if "accuracy" in facts:
+        table.add_row("recognised as their class", f"{facts['accuracy']:.4f}")
     console.print(table)
     reference = f"{facts['reference_images']:,}" if facts["reference_images"] else "an unknown number of"
     console.print(f"{facts['images']:,} images beside {reference} of the reference", highlight=False)

@@ -55,6 +55,11 @@ class Autoencoder:
     @torch.inference_mode()
     def decode(self, latents: Tensor, batch: int = 16) -> NDArray[np.uint8]:
         """Images as bytes (images, height, width, channels) of latents as a model makes them."""
+        if latents.dim() != 4 or latents.shape[1] != self.latent_channels:
+            raise InteropError(
+                f"vae: latents of shape {tuple(latents.shape)} are not allowed; this autoencoder takes "
+                f"(images, {self.latent_channels}, height, width)"
+            )
         parts = [
             self.model.decode((part / self.scale + self.shift).to(self.device, self.model.dtype)).sample
             for part in latents.split(batch)
@@ -82,10 +87,4 @@ def load_autoencoder(folder: str | Path, device: str | torch.device = "cpu") -> 
 
 def decode_latents(latents: Tensor, folder: str | Path, device: str | torch.device = "cpu") -> NDArray[np.uint8]:
     """Images (images, height, width, 3) of latents as a model makes them, by the autoencoder of a folder."""
-    autoencoder = load_autoencoder(folder, device)
-    if latents.dim() != 4 or latents.shape[1] != autoencoder.latent_channels:
-        raise InteropError(
-            f"vae: latents of shape {tuple(latents.shape)} are not allowed; this autoencoder takes "
-            f"(images, {autoencoder.latent_channels}, height, width)"
-        )
-    return autoencoder.decode(latents)
+    return load_autoencoder(folder, device).decode(latents)

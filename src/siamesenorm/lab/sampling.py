@@ -75,15 +75,15 @@ class Generator:
 
     def decoder(self, autoencoder: Path | None) -> Decode:
         """From what the model makes to bytes."""
-        if self.latent and autoencoder is None:
-            raise ConfigError("vae: is missing; a model of latents takes the folder of their AutoencoderKL")
         if not self.latent:
             if autoencoder is not None:
                 raise ConfigError(f"vae: {str(autoencoder)!r} is not allowed; this model makes pixels")
             return to_bytes
-        from siamesenorm.interop.autoencoder import decode_latents
+        if autoencoder is None:
+            raise ConfigError("vae: is missing; a model of latents takes the folder of their AutoencoderKL")
+        from siamesenorm.interop.autoencoder import load_autoencoder
 
-        return lambda latents: decode_latents(latents, autoencoder)  # type: ignore[arg-type]  # checked above
+        return load_autoencoder(autoencoder).decode
 
     def classes(self, text: str) -> list[int]:
         """Classes of a text such as ``0-9``, ``3,5`` or ``Sandal,Bag``."""

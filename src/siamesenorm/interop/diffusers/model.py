@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
@@ -25,7 +23,7 @@ class ResidualDiTModel(ModelMixin, ConfigMixin):
 
     _supports_gradient_checkpointing = False
 
-    @register_to_config
+    @register_to_config  # type: ignore[untyped-decorator]  # diffusers' own
     def __init__(
         self,
         input_size: int = 32,
@@ -62,7 +60,3 @@ class ResidualDiTModel(ModelMixin, ConfigMixin):
         """The prediction for noisy images (batch, channels, size, size); timesteps and labels are (batch,)."""
         predicted = self.dit(sample, timestep, class_labels)
         return Transformer2DModelOutput(sample=predicted) if return_dict else (predicted,)
-
-    def denoise(self, sample: Tensor, timestep: Tensor, class_labels: Tensor) -> Any:
-        """The prediction itself."""
-        return self.dit(sample, timestep, class_labels)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, ImagePipelineOutput
+from diffusers import (
+    AutoencoderKL,
+    DDPMScheduler,
+    DiffusionPipeline,
+    FlowMatchEulerDiscreteScheduler,
+    ImagePipelineOutput,
+)
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
@@ -69,21 +76,25 @@ class ResidualDiTPipeline(DiffusionPipeline):
         elif tuple(latents.shape) != shape:
             raise ValueError(f"latents: shape {tuple(latents.shape)} is not allowed; it takes {shape}")
         x = latents.to(labels.device)
-        self._set_timesteps(num_inference_steps)
-        x = x * getattr(self.scheduler, "init_noise_sigma", 1.0)
+        scheduler, learnt = self._ready_scheduler(num_inference_steps)
+        x = x * getattr(scheduler, "init_noise_sigma", 1.0)
         sampler = Sampler("ddpm", guidance=guidance_scale, guidance_channels=guidance_channels)
-        extra = self.prepare_extra_step_kwargs(generator)
-        learnt = self.scheduler.config.get("variance_type") in LEARNT
-        for t in self.progress_bar(self.scheduler.timesteps):
-            seen = self.scheduler.scale_model_input(x, t) if hasattr(self.scheduler, "scale_model_input") else x
+        draws = "generator" in inspect.signature(scheduler.step).parameters
+        extra = {"generator": generator} if draws else {}
+        for t in self.progress_bar(scheduler.timesteps):
+            seen = scheduler.scale_model_input(x, t) if hasattr(scheduler, "scale_model_input") else x
             times = t.to(x.device).expand(len(labels))
-            predicted = guided(self.transformer.dit, seen, times, labels, sampler, config.classes, config.channels)
+            predicted = guided(self._denoise, seen, times, labels, sampler, config.classes, config.channels)
             if not learnt:
                 predicted = predicted[:, : config.channels]
-            x = self.scheduler.step(predicted, t, x, **extra).prev_sample
+            x = scheduler.step(predicted, t, x, **extra).prev_sample
         images = self._finish(x, output_type)
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=images) if return_dict else (images,)
+
+    def _denoise(self, x: Tensor, times: Tensor, labels: Tensor) -> Tensor:
+        found: Tensor = self.transformer(x, times, labels, return_dict=False)[0]
+        return found
 
     def label_numbers(self, labels: int | str | Sequence[int | str]) -> list[int]:
         """Labels as numbers; names are those of the training data."""
@@ -100,28 +111,25 @@ class ResidualDiTPipeline(DiffusionPipeline):
             numbers.append(int(label))
         return numbers
 
-    def prepare_extra_step_kwargs(self, generator: Any) -> dict[str, Any]:
-        """The generator, for schedulers that draw noise."""
-        import inspect
-
-        takes = "generator" in inspect.signature(self.scheduler.step).parameters
-        return {"generator": generator} if takes else {}
-
-    def _set_timesteps(self, steps: int) -> None:
-        if isinstance(self.scheduler, FlowMatchEulerDiscreteScheduler):
+    def _ready_scheduler(self, steps: int) -> tuple[Any, bool]:
+        """The scheduler with its timesteps, and whether it reads the variances behind a prediction."""
+        scheduler = self.scheduler
+        if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
             # Evenly from noise to image; the scheduler's own choice would end with a step of a thousandth.
-            self.scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist())
-        else:
-            self.scheduler.set_timesteps(steps)
+            scheduler.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist())
+            return scheduler, False
+        learnt = scheduler.config.get("variance_type") in LEARNT
+        if learnt and not isinstance(scheduler, DDPMScheduler):  # others know only variances behind three channels
+            scheduler, learnt = type(scheduler).from_config(scheduler.config, variance_type=None), False
+        scheduler.set_timesteps(steps)
+        return scheduler, learnt
 
     def _finish(self, x: Tensor, output_type: str) -> Any:
         if output_type == "latent":
             return x
         if self.vae is not None:
-            settings = self.vae.config
-            x = self.vae.decode(
-                (x / settings.scaling_factor + (settings.shift_factor or 0.0)).to(self.vae.dtype)
-            ).sample
+            scale, shift = self.vae.config.scaling_factor, self.vae.config.shift_factor or 0.0
+            x = self.vae.decode((x / scale + shift).to(self.vae.dtype)).sample
         images = (x / 2 + 0.5).clamp(0, 1)
         if output_type == "pt":
             return images

@@ -73,7 +73,9 @@ def classifier_for(images: ImageSet, cache: Path | None = None) -> FeatureNetwor
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as file:
                 file.write(save(module.state_dict()))
-    return FeatureNetwork("classifier", module, channels=images.channels, size=(height, width))
+    return FeatureNetwork(
+        "classifier", module, channels=images.channels, size=(height, width), class_names=images.class_names
+    )
 
 
 def _load(module: nn.Module, path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,8 @@ class FeatureNetwork:
     """A network with its name; ``fingerprint`` changes with any weight, so that statistics name what made them.
 
     channels: of the images it takes; grey is repeated for three, and colours are made grey for one.
-    size: (height, width) that images must have; None where it takes any.
+    size: (height, width) that images must have; None where it takes any. class_names: of its logits, where the
+    classes of images may be asked for.
     """
 
     def __init__(
@@ -39,9 +41,11 @@ class FeatureNetwork:
         *,
         channels: int = 3,
         size: tuple[int, int] | None = None,
+        class_names: Sequence[str] = (),
         device: str | torch.device = "cpu",
     ) -> None:
         self.name, self.channels, self.size, self.device = name, channels, size, device
+        self.class_names = tuple(class_names)
         self.fingerprint = weights_hash(module)
         self.module = module.to(device).eval().requires_grad_(False)
 

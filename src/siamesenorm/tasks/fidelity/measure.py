@@ -77,6 +77,12 @@ def describe(
     return Described(reference, torch.cat(logits))
 
 
+def recognised(found: Described, pictures: Pictures, network: FeatureNetwork) -> float | None:
+    """Share of the pictures that a classifier sees as the class they were asked for, where that is known."""
+    labels = pictures.labels(network.class_names) if network.class_names else None
+    return None if labels is None else float((found.logits.argmax(-1).numpy() == labels).mean())
+
+
 def cached_reference(
     pictures: Pictures,
     network: FeatureNetwork,

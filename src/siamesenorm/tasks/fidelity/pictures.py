@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.pictures import ENDINGS, decode
 
 Images = NDArray[np.uint8]
-ARRAY = "arr_0"
+ARRAY, LABELS = "arr_0", "arr_1"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Pictures:
     """Batches of at most so many; pictures of different sizes come in different batches."""
     fingerprint: Callable[[], str]
     """SHA-256 of what was read."""
+    labels: Callable[[Sequence[str]], NDArray[np.int64] | None] = lambda class_names: None
+    """The class that every picture was asked for, where file or folders say so."""
 
 
 def open_pictures(source: str | Path) -> Pictures:
@@ -100,7 +102,14 @@ def _folder(root: Path) -> Pictures:
             digest.update(f"{path.relative_to(root).as_posix()} {sha256_of(path)}\n".encode())
         return digest.hexdigest()
 
-    return Pictures(len(files), lambda size: _batched((decode(path, str(path)) for path in files), size), fingerprint)
+    def labels(class_names: Sequence[str]) -> NDArray[np.int64] | None:
+        folders = [path.parent.name for path in files]
+        known = set(folders) <= set(class_names)
+        return np.array([class_names.index(name) for name in folders], dtype=np.int64) if known else None
+
+    return Pictures(
+        len(files), lambda size: _batched((decode(path, str(path)) for path in files), size), fingerprint, labels
+    )
 
 
 def _archive(path: Path) -> Pictures:
@@ -116,7 +125,13 @@ def _archive(path: Path) -> Pictures:
                     raise DataError(f"pictures: {str(path)!r} ends before its array does")
                 yield np.frombuffer(data, np.uint8).reshape(part)
 
-    return Pictures(shape[0], batches, lambda: sha256_of(path))
+    def labels(class_names: Sequence[str]) -> NDArray[np.int64] | None:
+        with np.load(path, allow_pickle=False) as file:
+            found = file[LABELS] if LABELS in file.files else np.empty(0)
+        fits = found.dtype.kind in "iu" and found.shape == shape[:1]
+        return found.astype(np.int64) if fits else None
+
+    return Pictures(shape[0], batches, lambda: sha256_of(path), labels)
 
 
 def _shape(path: Path) -> tuple[int, ...]:
