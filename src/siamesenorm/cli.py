@@ -96,12 +96,14 @@ def _register() -> None:
         data,
         evaluate,
         export,
+        fid,
         generate,
         inspect,
         models,
         predict,
         recipes,
         report,
+        sample,
         train,
     )
 
@@ -112,9 +114,11 @@ def _register() -> None:
     app.command()(recipes.recipes)
     app.command()(models.models)
     app.command()(generate.generate)
+    app.command()(sample.sample)
     app.command()(predict.predict)
     app.command()(evaluate.evaluate)
     app.command()(export.export)
+    app.command()(fid.fid)
     app.add_typer(data.app)
 
 

@@ -1,4 +1,4 @@
-"""``siamesenorm data``: prepare token shards, train a tokenizer, show and verify what was prepared."""
+"""``siamesenorm data``: prepare token shards, train a tokenizer, encode images, verify what was prepared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
 app = typer.Typer(
     name="data",
-    help="Turn text into token shards, train tokenizers, look at and verify prepared folders.",
+    help="Turn text into token shards and images into latents, train tokenizers, look at and verify prepared folders.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -154,6 +154,61 @@ def train_tokenizer(
         )
 
 
+@app.command("encode-images")
+def encode_images(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Labelled images: digits, fashion-mnist, hf:NAME, a .parquet file or a folder.",
+            show_default=False,
+        ),
+    ],
+    vae: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of diffusers' AutoencoderKL, or of a pipeline with one.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", show_default=False)],
+    size: Annotated[int, typer.Option(min=1, max=2**14, help="Height and width that images are fitted to.")] = 256,
+    flip: Annotated[bool, typer.Option("--flip", help="Encode mirror images too, for data.flip.")] = False,
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Images encoded together.")] = 16,
+    device: Annotated[str, typer.Option(help="cpu, cuda or another of torch's devices.")] = "cpu",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace other latents in the folder.")] = False,
+) -> None:
+    """Encode labelled images as latents to train on; run it again to go on after an interruption."""
+    from siamesenorm.loading import loading
+
+    with loading():
+        from siamesenorm.commands.data_progress import counted_images
+        from siamesenorm.data.errors import DataError
+        from siamesenorm.data.images import open_images
+        from siamesenorm.data.latents.encoding import DTYPES, Splits
+        from siamesenorm.data.latents.encoding import encode_images as run
+        from siamesenorm.interop.autoencoder import load_autoencoder
+
+    if dtype not in DTYPES:
+        raise DataError(f"--dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
+    if out.exists() and not out.is_dir():
+        raise DataError(f"--out: {str(out)!r} is a file; it takes a folder")
+    splits: Splits = {"train": open_images(source, "train"), "test": open_images(source, "test")}
+    with loading():
+        encoder = load_autoencoder(vae, device)
+    with counted_images(Console(stderr=True), sum(map(len, splits.values()))) as progress:
+        index = run(
+            splits,
+            encoder,
+            out,
+            size=size,
+            flip=flip,
+            dtype=DTYPES[dtype],
+            batch=batch_size,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    counts = ", ".join(f"{sum(shard.images for shard in shards):,} {split}" for split, shards in index.splits.items())
+    typer.echo(f"{out}: {counts}; model.input_size={index.size} model.channels={index.channels}")
+
+
 @app.command()
 def show(
     folder: Folder,
@@ -197,16 +252,24 @@ def verify(
         from siamesenorm.commands.data_progress import counted_files
         from siamesenorm.data.index import read_index
         from siamesenorm.data.index import verify as check
+        from siamesenorm.data.latents.index import is_latents, verify_latents
 
+        if is_latents(folder):
+            _say_sound(folder, *verify_latents(folder))
+            return
         count = sum(1 for _ in read_index(folder).files())
         with counted_files(Console(stderr=True), count) as done:
             damaged = check(folder, workers=workers, done=done)
-        for name in damaged:
-            typer.echo(f"damaged or missing: {name}")
-        if damaged:
-            typer.echo(f"{folder}: {len(damaged)} of {count} files are damaged; prepare it again to mend them")
-            raise typer.Exit(EXIT_FAILED)
-        typer.echo(f"{folder}: all {count} files are sound")
+        _say_sound(folder, damaged, count)
+
+
+def _say_sound(folder: Path, damaged: list[str], count: int) -> None:
+    for name in damaged:
+        typer.echo(f"damaged or missing: {name}")
+    if damaged:
+        typer.echo(f"{folder}: {len(damaged)} of {count} files are damaged; prepare it again to mend them")
+        raise typer.Exit(EXIT_FAILED)
+    typer.echo(f"{folder}: all {count} files are sound")
 
 
 def _documents(ids: list[int], eos_id: int) -> Iterator[list[int]]:

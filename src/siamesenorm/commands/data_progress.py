@@ -69,6 +69,15 @@ def shown_progress(console: Console) -> Iterator[ShownProgress]:
 
 
 @contextlib.contextmanager
+def counted_images(console: Console, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how many images are done; the function given is told of each batch's size."""
+    columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Display(*columns, console=console, transient=True, disable=not console.is_terminal) as display:
+        task = display.add_task("", total=total)
+        yield lambda images: display.advance(task, images)
+
+
+@contextlib.contextmanager
 def counted_files(console: Console, total: int) -> Iterator[Callable[[str, bool], None]]:
     """Show how many files are done; the function given is told of each."""
     columns = (TextColumn("verifying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -9,18 +9,32 @@ from typing import Annotated, Any
 
 import typer
 
-FORMATS = ("hf", "safetensors")
+FORMATS = ("diffusers", "hf", "safetensors")
 
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)],
     target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="Folder (hf) or file (safetensors) to write.", show_default=False)
+        Path, typer.Argument(metavar="TARGET", help="Folder (diffusers, hf) or file (safetensors).", show_default=False)
     ],
-    to: Annotated[str, typer.Option("--to", help="hf: a Hugging Face model folder; safetensors: weights in one file.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="diffusers: a pipeline folder; hf: a Hugging Face model folder; safetensors: weights in one file.",
+        ),
+    ],
     remote_code: Annotated[
         bool, typer.Option(help="hf: put the code beside it that transformers loads without this package.")
     ] = True,
+    vae: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="diffusers: AutoencoderKL that decodes the latents of a model of latents.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write the weights of a run, finished or not, in another form."""
     from siamesenorm.train.errors import ConfigError
@@ -29,9 +43,11 @@ def export(
     if to not in FORMATS:
         raise ConfigError(f"--to: {to!r} is not allowed; it takes one of {', '.join(FORMATS)}")
     if to == "hf":
-        exporter = huggingface_export()
+        exporter = exporter_of("hf", "huggingface", "transformers")
         trained = open_language_model(run)
         exporter(trained.model, target, tokenizer=trained.tokenizer, remote_code=remote_code)
+    elif to == "diffusers":
+        export_pipeline(run, target, vae)
     else:
         if target.is_dir() or not target.absolute().parent.is_dir():
             raise ConfigError(f"target: {str(target)!r} is not allowed; it takes a file in a folder that is there")
@@ -39,15 +55,28 @@ def export(
     typer.echo(str(target))
 
 
-def huggingface_export() -> Callable[..., Any]:
-    """The exporter, or one sentence about what is missing."""
+def export_pipeline(run: Path, target: Path, vae: Path | None) -> None:
+    """A run of diffusion as a pipeline of diffusers; models of pixels are held within ±1 on the way."""
+    from siamesenorm.lab.sampling import open_generator
+    from siamesenorm.train.errors import ConfigError
+
+    exporter = exporter_of("diffusers", "diffusers", "diffusers", extra="diffusion")
+    made = open_generator(run)
+    if vae is not None and not made.latent:
+        raise ConfigError(f"--vae: {str(vae)!r} is not allowed; this model makes pixels")
+    names = made.class_names or None
+    exporter(made.model, made.process, target, class_names=names, vae=vae, clip=not made.latent)
+
+
+def exporter_of(name: str, room: str, package: str, extra: str = "hf") -> Callable[..., Any]:
+    """The exporter of a room of interop, or one sentence about what is missing."""
     from siamesenorm.train.errors import ConfigError
 
     try:
-        exporter: Callable[..., Any] = importlib.import_module("siamesenorm.interop.huggingface").export
+        exporter: Callable[..., Any] = importlib.import_module(f"siamesenorm.interop.{room}").export
     except ImportError as error:
         raise ConfigError(
-            f"--to: 'hf' needs the package {(error.name or 'transformers').partition('.')[0]!r}; "
-            f"install it with pip install 'siamesenorm[hf]'"
+            f"--to: {name!r} needs the package {(error.name or package).partition('.')[0]!r}; "
+            f"install it with pip install 'siamesenorm[{extra}]'"
         ) from None
     return exporter

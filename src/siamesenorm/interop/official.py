@@ -5,6 +5,7 @@
     model = load_lm(state_dict, config_dict)          # SiameseNorm, HybridNorm, HybridNorm*, Pre-Norm, Post-Norm
     model(input_ids).logits
     load_deit(state_dict, config_dict)(image)         # vision: interop/official_deit.py
+    load_dit(state_dict, config_dict)(x, t, y)        # diffusion: interop/official_dit.py
     to_official(model)                                # the same state dict again
 
 Language models come in OLMo's format. Queries, keys and values as well as SwiGLU's value and gate lie fused in
@@ -21,12 +22,14 @@ from torch import Tensor
 
 from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.official_deit import deit_names, load_deit
+from siamesenorm.interop.official_dit import dit_names, load_dit
 from siamesenorm.interop.olmo_config import read_olmo_config
 from siamesenorm.interop.renaming import Names, give_renamed, load_renamed, rename
+from siamesenorm.models.dit import DiT
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.vit import VisionTransformer
 
-__all__ = ["OfficialError", "load_deit", "load_lm", "official_names", "to_official"]
+__all__ = ["OfficialError", "load_deit", "load_dit", "load_lm", "official_names", "to_official"]
 
 SUBLAYERS = {
     "att_proj": "attention.qkv",
@@ -65,13 +68,15 @@ def load_lm(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) ->
     return load_renamed(model, official_names(model), state)
 
 
-def to_official(model: LanguageModel | VisionTransformer, *, grads: bool = False) -> dict[str, Tensor]:
+def to_official(model: LanguageModel | VisionTransformer | DiT, *, grads: bool = False) -> dict[str, Tensor]:
     """The model's weights, or their gradients, under official names."""
     return give_renamed(model, official_names(model), grads=grads)
 
 
-def official_names(model: LanguageModel | VisionTransformer) -> Names:
+def official_names(model: LanguageModel | VisionTransformer | DiT) -> Names:
     """Our parameter names to the official ones, one to one."""
+    if isinstance(model, DiT):
+        return dit_names(model)
     return deit_names(model) if isinstance(model, VisionTransformer) else olmo_names(model)
 
 

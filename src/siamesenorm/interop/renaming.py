@@ -11,7 +11,7 @@ from siamesenorm.interop.errors import OfficialError
 
 Model = TypeVar("Model", bound=nn.Module)
 Names = dict[str, str]
-"""Our parameter names to theirs, one to one."""
+"""Our names of parameters and fixed tensors to theirs, one to one."""
 
 
 def rename(name: str, modules: Mapping[str, str]) -> str:
@@ -26,7 +26,7 @@ def rename(name: str, modules: Mapping[str, str]) -> str:
 
 def load_renamed(model: Model, names: Names, state: Mapping[str, Tensor]) -> Model:
     """Give a model from the meta device copies of `state`'s tensors; what does not fit raises with its names."""
-    expected = dict(model.named_parameters())
+    expected = model.state_dict()
     _complain("missing", sorted(set(names.values()) - set(state)))
     _complain("unknown", sorted(set(state) - set(names.values())))
     _complain(
@@ -43,10 +43,11 @@ def load_renamed(model: Model, names: Names, state: Mapping[str, Tensor]) -> Mod
 
 def give_renamed(model: nn.Module, names: Names, *, grads: bool = False) -> dict[str, Tensor]:
     """The model's weights, or their gradients, under their names."""
-    parameters = dict(model.named_parameters())
     if grads:
-        return {theirs: g for ours, theirs in names.items() if (g := parameters[ours].grad) is not None}
-    return {theirs: parameters[ours].detach() for ours, theirs in names.items()}
+        parameters = {names[ours]: parameter for ours, parameter in model.named_parameters()}
+        return {theirs: p.grad for theirs, p in parameters.items() if p.grad is not None}
+    tensors = model.state_dict()
+    return {theirs: tensors[ours].detach() for ours, theirs in names.items()}
 
 
 def _complain(what: str, names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""The FFN: SwiGLU (arXiv 2002.05202) or GELU."""
+"""The FFN: SwiGLU (arXiv 2002.05202) or GELU, exact or by tanh."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MLP(nn.Module):
         *,
         needs: SublayerNeeds,
         norm: NormFactory,
-        activation: Activation = "swiglu",
+        activation: Activation | Literal["gelu_tanh"] = "swiglu",
         bias: bool = False,
     ) -> None:
         super().__init__()
@@ -67,7 +67,10 @@ class MLP(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """(..., dim) to the same."""
         projected = self.up(h)
-        inner = swiglu(projected) if self.activation == "swiglu" else F.gelu(projected)
+        if self.activation == "swiglu":
+            inner = swiglu(projected)
+        else:
+            inner = F.gelu(projected, approximate="tanh" if self.activation == "gelu_tanh" else "none")
         return self.down(inner if self.out_norm is None else self.out_norm(inner))
 
     def role_weights(self) -> RoleWeights:

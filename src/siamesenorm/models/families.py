@@ -9,6 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from siamesenorm.models.counts import Counts, count
+from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.dit_counts import count_dit
+from siamesenorm.models.dit_presets import DIT_PRESETS
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.models.presets import PRESETS, Preset
 from siamesenorm.models.vit_config import ViTConfig
@@ -34,5 +37,6 @@ FAMILIES: dict[str, Family] = {
     for family in (
         Family("language", "token", LMConfig, PRESETS, count),
         Family("vision", "image", ViTConfig, VIT_PRESETS, count_vit),
+        Family("diffusion", "image", DiTConfig, DIT_PRESETS, count_dit),
     )
 }

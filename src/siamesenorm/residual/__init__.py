@@ -2,6 +2,7 @@
 
 from siamesenorm.residual.base import (
     Flow,
+    Gated,
     InitRule,
     Link,
     Place,
@@ -16,6 +17,7 @@ from siamesenorm.residual.registry import TOPOLOGIES, Residual, find_topology, p
 __all__ = [
     "TOPOLOGIES",
     "Flow",
+    "Gated",
     "InitRule",
     "LayerNorm",
     "Link",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,16 @@ class SublayerNeeds:
     """A norm before the output projection of attention and FFN (Sub-LN)."""
 
 
+class Gated(NamedTuple):
+    """What a sublayer may return instead of a tensor: an output, and a gate (adaLN-Zero) that its update is times.
+
+    The gate works where an update is dropped: on what is added to the stream(s), behind any norm of the update.
+    """
+
+    output: Tensor
+    gate: Tensor
+
+
 @dataclass(frozen=True)
 class InitRule:
     """What a topology changes about weight initialisation; models multiply their own std by `scale[role]`."""
@@ -139,9 +149,10 @@ class Link(nn.Module):
         """The norm that the stream comes out of when it is written, where `write` ends with one."""
         return None
 
-    def draw(self, output: Tensor) -> Keep:
-        """One draw of this link's dropout and stochastic depth, for all streams."""
-        return None if self.drop is None else self.drop.draw(output)
+    def draw(self, output: Tensor, gate: Tensor | None = None) -> Keep:
+        """One draw of this link's dropout and stochastic depth, for all streams, times a gate if there is one."""
+        keep = None if self.drop is None else self.drop.draw(output)
+        return gate if keep is None else keep if gate is None else keep * gate
 
     def dropped(self, update: Tensor, keep: Keep = None) -> Tensor:
         """The update under a draw made outside, or else under this link's own."""
@@ -237,9 +248,14 @@ class Topology(nn.Module):
         """A fresh norm of the stack's width for a role."""
         return getattr(self.norms, role)(self.dim)
 
-    def step(self, index: int, streams: Streams, output: Tensor) -> tuple[Streams, Tensor]:
+    def step(self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None) -> tuple[Streams, Tensor]:
         """`write` of sublayer `index` and `read` of the next, which a topology may run as one fused step."""
-        return self.links[index + 1].read(self.links[index].write(streams, output))  # type: ignore[operator]
+        return self.links[index + 1].read(self.write(index, streams, output, gate))  # type: ignore[operator]
+
+    def write(self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None) -> Streams:
+        """`write` of sublayer `index`, gated where there is a gate."""
+        link: Any = self.links[index]
+        return link.write(streams, output) if gate is None else link.write(streams, output, link.draw(output, gate))
 
     def forward(self, x: Tensor, sublayers: Iterable[Callable[..., Any]], *args: Any, **kwargs: Any) -> Tensor:
         """Run the whole stack: every sublayer is called as ``sublayer(h, *args, **kwargs)``."""
@@ -307,7 +323,8 @@ class Flow:
             topology.check_input(x)
             streams = topology.open(x)
         self._streams = streams
-        self._pending: Tensor | None = None  # an output not yet written, so that write and read can be one step
+        # An output not yet written, and its gate, so that write and read can be one step.
+        self._pending: tuple[Tensor, Tensor | None] | None = None
         self._read: torch.Size | None = None
 
     def read(self) -> Tensor:
@@ -321,13 +338,13 @@ class Flow:
         if self._pending is None:
             self._streams, h = self.topology.links[self.index].read(self._streams)  # type: ignore[operator]
         else:
-            self._streams, h = self.topology.step(self.index - 1, self._streams, self._pending)
+            self._streams, h = self.topology.step(self.index - 1, self._streams, *self._pending)
             self._pending = None
         self._read = h.shape
         return h
 
-    def write(self, output: Tensor) -> None:
-        """Take the output of the sublayer that was read last."""
+    def write(self, output: Tensor, gate: Tensor | None = None) -> None:
+        """Take the output of the sublayer that was read last, and a gate that its update is multiplied by."""
         if self._read is None:
             raise TopologyError(f"{self.topology.name}: sublayer {self.index} was written before it was read")
         shape = output.shape if isinstance(output, Tensor) else type(output).__name__
@@ -336,18 +353,22 @@ class Flow:
                 f"{self.topology.name}: sublayer {self.index} must return one tensor of shape {tuple(self._read)}, "
                 f"got {shape if isinstance(shape, str) else tuple(shape)}"
             )
-        self._pending, self._read = output, None
+        self._pending, self._read = (output, gate), None
         self.index += 1
 
     def through(self, sublayer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Read, call ``sublayer(h, *args, **kwargs)``, write its output and return what it returned.
 
-        A sublayer may return a tuple (attention weights, a cache); its output is the first element.
+        A sublayer may return a tuple (attention weights, a cache); its output is the first element. It may also
+        return `Gated`.
         """
         h = self.read()
         with remembering(h):
             result = sublayer(h, *args, **kwargs)
-        self.write(result[0] if isinstance(result, tuple) and result else result)
+        if isinstance(result, Gated):
+            self.write(*result)
+        else:
+            self.write(result[0] if isinstance(result, tuple) and result else result)
         return result
 
     @property
@@ -356,7 +377,7 @@ class Flow:
         if self._read is not None:
             raise TopologyError(f"{self.topology.name}: sublayer {self.index} was read but not written")
         if self._pending is not None:
-            self._streams = self.topology.links[self.index - 1].write(self._streams, self._pending)  # type: ignore[operator]
+            self._streams = self.topology.write(self.index - 1, self._streams, *self._pending)
             self._pending = None
         return self._streams
 

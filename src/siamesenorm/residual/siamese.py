@@ -193,7 +193,7 @@ class Siamese(Topology):
         (x,), (y,) = (part.named_streams(s).values() for part, s in zip((self.x, self.y), streams, strict=True))
         return {"x": x, "y": y}
 
-    def step(self, index: int, streams: Streams, output: Tensor) -> tuple[Streams, Tensor]:
+    def step(self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None) -> tuple[Streams, Tensor]:
         """Fused where the parts are the paper's (post or hybrid with pre) and the tensors are plain."""
         last, following = self.links[index], self.links[index + 1]
         assert isinstance(last, PairLink)
@@ -202,9 +202,9 @@ class Siamese(Topology):
             call = fusible(last, following)
             if call is not None:
                 x, y = streams
-                x, y, h = fused_step(x, y, last.dropped(output), last.scale, *call)
+                x, y, h = fused_step(x, y, last.dropped(output, last.draw(output, gate)), last.scale, *call)
                 return (x, y), h
-        return super().step(index, streams, output)
+        return super().step(index, streams, output, gate)
 
 
 FusedCall = tuple[Norm | None, Tensor | None, Norm, Norm | None]

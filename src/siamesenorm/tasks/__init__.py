@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from siamesenorm.tasks.base import Task
 from siamesenorm.tasks.classification import ClassificationTask
+from siamesenorm.tasks.diffusion.task import DiffusionTask
 from siamesenorm.tasks.language import LanguageTask
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (LanguageTask, ClassificationTask)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (LanguageTask, ClassificationTask, DiffusionTask)}
 
 
 def find_task(name: str) -> type[Task]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.residual import Link, Place, Topology
 from siamesenorm.residual.base import Streams
+from siamesenorm.residual.drop import Keep
 
 
 class Watcher:
@@ -73,15 +74,16 @@ def _read(
 
 
 def _write(
-    write: Callable[[Streams, Tensor], Streams],
+    write: Callable[..., Streams],
     watcher: Watcher,
     place: Place,
     link: Link,
     streams: Streams,
     output: Tensor,
+    keep: Keep = None,
 ) -> Streams:
     output = watcher.output(place, output)
-    return watcher.written(place, link, streams, output, write(streams, output))
+    return watcher.written(place, link, streams, output, write(streams, output, keep))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,94 @@
+"""``siamesenorm sample``: pictures from a trained diffusion model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+FRAMES = 10
+"""Pictures of a filmstrip, from noise to the sample."""
+
+
+def sample(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a diffusion run.", show_default=False)],
+    classes: Annotated[
+        str | None, typer.Option(help="Classes: 0-9, 3,5 or names; all by default.", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The grid, a row for each class.")] = Path("samples.png"),
+    per_class: Annotated[int, typer.Option(min=1, max=100_000, help="Samples of each class.")] = 8,
+    sampler: Annotated[
+        str | None, typer.Option(help="ddpm, ddim, dpm; euler for flows.", show_default="ddpm, or euler for flows")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Denoising steps.", show_default="ddpm 250, ddim 50, dpm 20, euler 50")
+    ] = None,
+    guidance: Annotated[float, typer.Option(help="Scale of classifier-free guidance; 1: none.")] = 2.0,
+    guidance_channels: Annotated[
+        int | None,
+        typer.Option(min=1, help="Guide so many of the first channels; official: 3.", show_default="all"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same samples.")] = 0,
+    filmstrip: Annotated[
+        Path | None, typer.Option(help="Also draw how one sample of each class comes about.", show_default=False)
+    ] = None,
+    individually: Annotated[
+        Path | None,
+        typer.Option(help="Also write every sample: into an .npz, or a folder of PNGs.", show_default=False),
+    ] = None,
+    vae: Annotated[
+        Path | None, typer.Option(help="Folder of an AutoencoderKL, for models of latents.", show_default=False)
+    ] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Samples computed at a time.")] = 100,
+) -> None:
+    """Let a trained diffusion model make pictures of classes."""
+    import numpy as np
+
+    from siamesenorm.lab.sampling import arranged, open_generator
+    from siamesenorm.tasks.diffusion.pictures import grid, save_each, save_png
+    from siamesenorm.tasks.diffusion.sampling import Sampler, usual_sampler
+    from siamesenorm.train.errors import ConfigError
+
+    for option, path in (("--out", out), ("--filmstrip", filmstrip)):
+        if path is not None and path.suffix.lower() != ".png":
+            raise ConfigError(f"{option}: {str(path)!r} is not allowed; it takes a file that ends with .png")
+    generator = open_generator(run)
+    name: Any = sampler or usual_sampler(generator.process)
+    made = Sampler(name, steps, guidance, guidance_channels, clip=not generator.latent)
+    made.check(generator.process)
+    if guidance != 1 and not generator.model.config.class_dropout:
+        raise ConfigError(f"guidance: {guidance} is not allowed; a model that saw every label takes 1")
+    decode = generator.decoder(vae)
+    chosen = list(dict.fromkeys(generator.classes(classes or f"0-{generator.model.config.classes - 1}")))
+    # Samples of one class stand apart, so that the first ones of all classes are in the first part.
+    labels = np.array(chosen * per_class, dtype=np.int64)
+    with _bar() as progress:
+        task = progress.add_task("sampling", total=None)
+        found = generator.make(
+            labels.tolist(),
+            made,
+            seed=seed,
+            frames=FRAMES if filmstrip else 0,
+            at_once=max(at_once, len(chosen)) if filmstrip else at_once,
+            progress=lambda step, whole: progress.update(task, completed=step, total=whole),
+        )
+    names = [generator.name(number) for number in chosen]
+    images = decode(found.images)
+    save_png(grid(arranged(images, labels, chosen), names), out)
+    typer.echo(f"{len(labels)} samples of {len(chosen)} classes at step {generator.step}: {out}")
+    if filmstrip is not None:
+        frames = [decode(frame[: len(chosen)]) for frame in found.frames]
+        save_png(grid([np.stack([frame[k] for frame in frames]) for k in range(len(chosen))], names), filmstrip)
+        typer.echo(f"{len(frames)} states of each: {filmstrip}")
+    if individually is not None:
+        every = [generator.name(number) for number in range(generator.model.config.classes)]
+        save_each(images, labels, every, individually)
+        typer.echo(f"every sample: {individually}")
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(console=Console(stderr=True), transient=True)

@@ -1,0 +1,190 @@
+"""``encode_images``: labelled images to a folder of latents, resumable, the same bytes whatever interrupts it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from siamesenorm.data.atomic import locked_folder, remove_partial, sha256_matches, sha256_of, whole_file, write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.images.imageset import ImageSet, Pixels
+from siamesenorm.data.images.transforms import CentreCrop, Scale
+from siamesenorm.data.index import INDEX, PROGRESS
+from siamesenorm.data.latents.index import FORMAT, LatentIndex, LatentShard, read_latent_index, write_latent_index
+
+SHARD_IMAGES = 4096
+SHARD_NAME = re.compile(r"(train|test)-\d{5,}(-labels)?\.npy")
+DType = Literal["float32", "float16"]
+DTYPES: dict[str, DType] = {"float32": "float32", "float16": "float16"}
+Splits = dict[Literal["train", "test"], ImageSet]
+Progress = Callable[[int], None]
+
+
+class Encoder(Protocol):
+    """What turns images into distributions of latents."""
+
+    fingerprint: str
+    channels: int
+    """Of the images."""
+    latent_channels: int
+    downscale: int
+    """Pixels of an image in a row of its latent's."""
+    scale: float
+    shift: float
+
+    def encode(self, images: Pixels) -> NDArray[np.float32]:
+        """(images, 2 · latent channels, height, width): means, then deviations."""
+
+
+def encode_images(
+    splits: Splits,
+    encoder: Encoder,
+    out: Path,
+    *,
+    size: int,
+    flip: bool = False,
+    dtype: DType = "float32",
+    batch: int = 16,
+    shard_images: int = SHARD_IMAGES,
+    overwrite: bool = False,
+    progress: Progress = lambda images: None,
+) -> LatentIndex:
+    """Encode every image, fitted to size × size, and its mirror image if asked; progress hears of finished images.
+
+    Run again after an interruption, it goes on: finished shards are kept where their checksums match. Batches begin
+    anew with every shard, so that no number depends on where a run began.
+    """
+    if size % encoder.downscale:
+        raise DataError(f"size: {size} is not allowed; this autoencoder takes a multiple of {encoder.downscale}")
+    plan = _plan(splits, encoder, (size, flip, dtype, batch, shard_images))
+    out.mkdir(parents=True, exist_ok=True)
+    with locked_folder(out):
+        _prepare(out, plan, overwrite)
+        made: dict[Literal["train", "test"], list[LatentShard]] = {}
+        for split, images in splits.items():
+            made[split] = []
+            for number, start in enumerate(range(0, len(images), shard_images)):
+                numbers = range(start, min(start + shard_images, len(images)))
+                name = f"{split}-{number:05d}"
+                shard = _kept(out, name)
+                if shard is None:
+                    shard = _encode_shard(out, name, images, numbers, encoder, size, flip, dtype, batch, progress)
+                else:
+                    progress(len(numbers))
+                made[split].append(shard)
+        first = next(iter(splits.values()))
+        index = LatentIndex(
+            plan=plan,
+            dtype=dtype,
+            channels=encoder.latent_channels,
+            size=size // encoder.downscale,
+            image_size=size,
+            views=2 if flip else 1,
+            scale=encoder.scale,
+            shift=encoder.shift,
+            autoencoder=encoder.fingerprint,
+            source=first.name,
+            class_names=list(first.class_names),
+            splits=made,
+        )
+        write_latent_index(out, index)
+        shutil.rmtree(out / PROGRESS, ignore_errors=True)
+    return index
+
+
+def _plan(splits: Splits, encoder: Encoder, settings: tuple[Any, ...]) -> str:
+    images = {split: images.fingerprint for split, images in splits.items()}
+    return hashlib.sha256(json.dumps([images, encoder.fingerprint, encoder.scale, settings]).encode()).hexdigest()
+
+
+def _prepare(out: Path, plan: str, overwrite: bool) -> None:
+    """Make the folder ready for a plan: as it is if it holds work of the same one, else emptied where allowed."""
+    records = out / PROGRESS
+    remove_partial(out)
+    plans = {_plan_of(path) for path in (*records.glob("*.json"), *out.glob(INDEX))}
+    if plans - {plan}:
+        if not overwrite:
+            raise DataError(
+                f"out: {str(out)!r} holds other work (other images, weights or settings); "
+                "name another folder, or set overwrite"
+            )
+        _clear(out)
+    records.mkdir(exist_ok=True)
+    write_json(records / f"{FORMAT}.json", {"plan": plan})
+    if (out / INDEX).exists():
+        for shard in (shard for shards in read_latent_index(out).splits.values() for shard in shards):
+            write_json(records / f"{Path(shard.file).stem}.json", {"plan": plan, "shard": shard.model_dump()})
+        (out / INDEX).unlink()  # a damaged shard is made again, and until then the folder is not whole
+
+
+def _clear(out: Path) -> None:
+    """Remove other work, the index first: what is left at any moment is never taken for a whole folder."""
+    (out / INDEX).unlink(missing_ok=True)
+    shutil.rmtree(out / PROGRESS, ignore_errors=True)
+    for path in list(out.iterdir()):
+        if SHARD_NAME.fullmatch(path.name):
+            path.unlink()
+
+
+def _plan_of(path: Path) -> str | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    return found.get("plan") if isinstance(found, dict) else None
+
+
+def _kept(out: Path, name: str) -> LatentShard | None:
+    """An earlier run's shard, if it is whole."""
+    try:
+        record = json.loads((out / PROGRESS / f"{name}.json").read_bytes())
+        shard = LatentShard.model_validate(record["shard"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError, ValidationError):
+        return None
+    sound = sha256_matches(out / shard.file, shard.sha256) and sha256_matches(out / shard.labels, shard.labels_sha256)
+    return shard if sound else None
+
+
+def _encode_shard(
+    out: Path,
+    name: str,
+    images: ImageSet,
+    numbers: range,
+    encoder: Encoder,
+    size: int,
+    flip: bool,
+    dtype: str,
+    batch: int,
+    progress: Progress,
+) -> LatentShard:
+    fit = CentreCrop((size, size), encoder.channels, Scale((0.5,), (0.5,)))
+    parts = []
+    for start in range(numbers.start, numbers.stop, batch):
+        pixels = np.stack([fit.fitted(images[n]) for n in range(start, min(start + batch, numbers.stop))])
+        views = [encoder.encode(pixels)] + ([encoder.encode(pixels[:, :, ::-1])] if flip else [])
+        parts.append(np.stack(views, axis=1).astype(dtype))
+        progress(len(pixels))
+    files = {f"{name}.npy": np.concatenate(parts), f"{name}-labels.npy": images.labels[numbers.start : numbers.stop]}
+    for file_name, array in files.items():
+        with whole_file(out / file_name) as file:
+            np.save(file, array, allow_pickle=False)
+    latents, labels = files
+    shard = LatentShard(
+        file=latents,
+        images=len(numbers),
+        sha256=sha256_of(out / latents),
+        labels=labels,
+        labels_sha256=sha256_of(out / labels),
+    )
+    record = json.loads((out / PROGRESS / f"{FORMAT}.json").read_bytes())
+    write_json(out / PROGRESS / f"{name}.json", {**record, "shard": shard.model_dump()})
+    return shard

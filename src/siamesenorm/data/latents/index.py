@@ -1,0 +1,93 @@
+"""``index.json`` of a latent folder: what its shards hold, checked when it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from siamesenorm.data.atomic import sha256_matches, write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.index import INDEX, PROGRESS, Entry, FileName, Hash
+
+FORMAT = "siamesenorm-latents"
+Positive = Annotated[int, Field(ge=1)]
+
+
+class LatentShard(Entry):
+    """Moments of some images, (images, views, 2 · channels, height, width), and their labels: two .npy files."""
+
+    file: FileName
+    images: Positive
+    sha256: Hash
+    labels: FileName
+    labels_sha256: Hash
+
+
+class LatentIndex(Entry):
+    """Everything about a folder of latents."""
+
+    format: Literal["siamesenorm-latents"] = "siamesenorm-latents"
+    version: Literal[1] = 1
+    plan: Hash
+    dtype: Literal["float32", "float16"]
+    channels: Positive
+    size: Positive
+    """Height and width of a latent."""
+    image_size: Positive
+    views: Annotated[int, Field(ge=1, le=2)]
+    """2: every image and its mirror image."""
+    scale: float
+    shift: float
+    """A model sees ``(latent - shift) · scale``."""
+    autoencoder: Hash
+    """Fingerprint of the weights that made them."""
+    source: str
+    class_names: list[str]
+    splits: dict[Literal["train", "test"], list[LatentShard]]
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Name and SHA-256 of every file beside the index."""
+        for shards in self.splits.values():
+            for shard in shards:
+                yield shard.file, shard.sha256
+                yield shard.labels, shard.labels_sha256
+
+
+def is_latents(folder: str | Path) -> bool:
+    """Whether a folder holds latents, whole or not."""
+    path = Path(folder)
+    try:
+        return json.loads((path / INDEX).read_bytes()).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return (path / PROGRESS / f"{FORMAT}.json").is_file()
+
+
+def read_latent_index(folder: str | Path) -> LatentIndex:
+    """The index of a folder of latents."""
+    path = Path(folder) / INDEX
+    try:
+        return LatentIndex.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if (path.parent / PROGRESS).is_dir():
+            raise DataError(f"latents: {str(folder)!r} is unfinished; encode the same images again to go on") from None
+        raise DataError(f"latents: {str(folder)!r} is not a folder of latents; it has no {INDEX}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole file"
+        raise DataError(f"latents: {str(path)!r} is damaged at {where}: {first['msg']}") from None
+
+
+def write_latent_index(folder: Path, index: LatentIndex) -> None:
+    """Write the index, whole or not at all."""
+    write_json(folder / INDEX, index.model_dump())
+
+
+def verify_latents(folder: str | Path) -> tuple[list[str], int]:
+    """Names of the files whose SHA-256 is not what the index says, and how many files there are."""
+    root = Path(folder)
+    files = list(read_latent_index(root).files())
+    return [name for name, expected in files if not sha256_matches(root / name, expected)], len(files)

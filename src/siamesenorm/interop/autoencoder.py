@@ -1,0 +1,90 @@
+"""diffusers' ``AutoencoderKL`` from a local folder: images to latents and back (extra: diffusion).
+
+autoencoder = load_autoencoder("sd-vae-ft-ema/")
+images = autoencoder.decode(latents)           # uint8 (images, height, width, 3)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from siamesenorm.models.fingerprint import weights_hash
+
+
+def diffusers_class(name: str) -> Any:
+    """A class of diffusers, or one sentence about what is missing."""
+    try:
+        declare_missing_ops()
+        import diffusers
+    except ImportError as error:
+        raise InteropError(
+            f"{name} needs the package {(error.name or 'diffusers').partition('.')[0]!r}; "
+            "install it with pip install 'siamesenorm[diffusion]'"
+        ) from None
+    return getattr(diffusers, name)
+
+
+class Autoencoder:
+    """An ``AutoencoderKL`` with what surrounds it: bytes, scale and shift, batches."""
+
+    def __init__(self, model: Any, device: str | torch.device = "cpu") -> None:
+        config = model.config
+        if getattr(config, "latents_mean", None) is not None or getattr(config, "latents_std", None) is not None:
+            raise InteropError("vae: an autoencoder with latents_mean or latents_std is not supported")
+        self.model, self.device = model.to(device).eval().requires_grad_(False), device
+        self.fingerprint = weights_hash(model)
+        self.channels, self.latent_channels = int(config.in_channels), int(config.latent_channels)
+        self.downscale = 2 ** (len(config.block_out_channels) - 1)
+        self.scale, self.shift = float(config.scaling_factor), float(config.shift_factor or 0.0)
+
+    @torch.inference_mode()
+    def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Means and deviations (images, 2 · latent channels, height, width) of uint8 (images, H, W, channels)."""
+        pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).to(self.device)
+        posterior = self.model.encode(pixels.to(self.model.dtype) / 127.5 - 1).latent_dist
+        return torch.cat([posterior.mean, posterior.std], 1).float().cpu().numpy()
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor, batch: int = 16) -> NDArray[np.uint8]:
+        """Images as bytes (images, height, width, channels) of latents as a model makes them."""
+        if latents.dim() != 4 or latents.shape[1] != self.latent_channels:
+            raise InteropError(
+                f"vae: latents of shape {tuple(latents.shape)} are not allowed; this autoencoder takes "
+                f"(images, {self.latent_channels}, height, width)"
+            )
+        parts = [
+            self.model.decode((part / self.scale + self.shift).to(self.device, self.model.dtype)).sample
+            for part in latents.split(batch)
+        ]
+        images = (torch.cat(parts).float() * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
+        return images.permute(0, 2, 3, 1).cpu().numpy()
+
+
+def load_autoencoder(folder: str | Path, device: str | torch.device = "cpu") -> Autoencoder:
+    """The autoencoder in a folder, or in the folder ``vae`` of a pipeline; nothing is downloaded."""
+    path = Path(folder)
+    found = next((place for place in (path, path / "vae") if (place / "config.json").is_file()), None)
+    if found is None:
+        raise InteropError(
+            f"vae: {str(folder)!r} is not allowed; it takes a folder with config.json and weights of an AutoencoderKL"
+        )
+    cls = diffusers_class("AutoencoderKL")
+    try:
+        model = cls.from_pretrained(found, local_files_only=True, low_cpu_mem_usage=False)
+    except Exception as error:  # diffusers raises many kinds
+        reason = " ".join(str(error).split())[:200]
+        raise InteropError(f"vae: {str(found)!r} cannot be loaded as an AutoencoderKL: {reason}") from None
+    return Autoencoder(model, device)
+
+
+def decode_latents(latents: Tensor, folder: str | Path, device: str | torch.device = "cpu") -> NDArray[np.uint8]:
+    """Images (images, height, width, 3) of latents as a model makes them, by the autoencoder of a folder."""
+    return load_autoencoder(folder, device).decode(latents)

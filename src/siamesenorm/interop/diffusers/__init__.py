@@ -1,0 +1,20 @@
+"""A trained DiT for users of diffusers (extra: diffusion): a model, a pipeline, and the way there from a run.
+
+from siamesenorm.interop.diffusers import ResidualDiTPipeline
+pipeline = ResidualDiTPipeline.from_pretrained("digits/")
+pipeline(class_labels=[3, "7"], guidance_scale=2.0).images[0]
+"""
+
+from siamesenorm.interop.torchvision_ops import declare_missing_ops
+
+try:
+    declare_missing_ops()
+    import diffusers as _diffusers  # noqa: F401
+except ImportError as error:
+    raise ImportError("diffusers is needed here: pip install 'siamesenorm[diffusion]'", name=error.name) from None
+
+from siamesenorm.interop.diffusers.exporter import export
+from siamesenorm.interop.diffusers.model import ResidualDiTModel
+from siamesenorm.interop.diffusers.pipeline import ResidualDiTPipeline
+
+__all__ = ["ResidualDiTModel", "ResidualDiTPipeline", "export"]

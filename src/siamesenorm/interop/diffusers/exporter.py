@@ -1,0 +1,51 @@
+"""A run's model as a pipeline on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from siamesenorm.interop.autoencoder import load_autoencoder
+from siamesenorm.interop.diffusers.model import ResidualDiTModel
+from siamesenorm.interop.diffusers.pipeline import ResidualDiTPipeline
+from siamesenorm.interop.errors import InteropError
+from siamesenorm.models.dit import DiT
+from siamesenorm.tasks.diffusion.process import Process
+from siamesenorm.tasks.diffusion.sampling import Sampler, make_scheduler, usual_sampler
+
+
+def pipeline_of(
+    model: DiT,
+    process: Process,
+    *,
+    class_names: Sequence[str] | None = None,
+    vae: Path | None = None,
+    clip: bool = False,
+) -> ResidualDiTPipeline:
+    """A pipeline with the model itself and the scheduler it was trained for; clip: hold images within ±1 on the way."""
+    autoencoder = None if vae is None else load_autoencoder(vae)
+    if autoencoder is not None and autoencoder.latent_channels != model.config.channels:
+        raise InteropError(
+            f"vae: {str(vae)!r} has latents of {autoencoder.latent_channels} channels; "
+            f"this model takes {model.config.channels}"
+        )
+    scheduler = make_scheduler(process, Sampler(usual_sampler(process), clip=clip))
+    return ResidualDiTPipeline(
+        ResidualDiTModel.of(model), scheduler, autoencoder and autoencoder.model, class_names=class_names
+    )
+
+
+def export(
+    model: DiT,
+    process: Process,
+    folder: Path,
+    *,
+    class_names: Sequence[str] | None = None,
+    vae: Path | None = None,
+    clip: bool = False,
+) -> None:
+    """Write a folder that `ResidualDiTPipeline.from_pretrained` loads."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InteropError(f"target: {str(folder)!r} is not allowed; it takes a folder that is empty or not there")
+    pipeline = pipeline_of(model, process, class_names=class_names, vae=vae, clip=clip)
+    pipeline.save_pretrained(folder, safe_serialization=True)

@@ -1,0 +1,128 @@
+"""Images of a trained diffusion run: which classes, how many of each, decoded where the model makes latents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from siamesenorm.data.latents import is_latents
+from siamesenorm.models.dit import DiT
+from siamesenorm.tasks.diffusion.data import to_bytes
+from siamesenorm.tasks.diffusion.pictures import Images
+from siamesenorm.tasks.diffusion.process import Process
+from siamesenorm.tasks.diffusion.sampling import Sampler, Samples, sample
+from siamesenorm.tasks.diffusion.task import CLASSES, process_of
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.trained import open_trained
+
+Decode = Callable[[Tensor], Images]
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A trained model that makes images of classes: ``open_generator(run).make([3, 3, 7], Sampler("ddim"))``."""
+
+    model: DiT
+    process: Process
+    class_names: list[str]
+    latent: bool
+    step: int
+
+    def make(
+        self,
+        labels: list[int],
+        sampler: Sampler,
+        *,
+        seed: int = 0,
+        frames: int = 0,
+        at_once: int = 100,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Samples:
+        """One image for each label, as the model makes them; frames are those of the first part of `at_once`."""
+        c, made = self.model.config, []
+        kept: list[Tensor] = []
+        numbers = torch.tensor(labels, device=self.model.head.weight.device)
+        parts = range(0, len(labels), at_once)
+        for part, first in enumerate(parts):
+
+            def told(step: int, part: int = part) -> None:
+                if progress is not None:
+                    progress(part * sampler.number + step, len(parts) * sampler.number)
+
+            found = sample(
+                self.model,
+                numbers[first : first + at_once],
+                (c.channels, c.input_size, c.input_size),
+                self.process,
+                sampler,
+                unconditional=c.classes if c.class_dropout else None,
+                seed=seed,
+                first=first,
+                frames=frames if first == 0 else 0,
+                progress=told,
+            )
+            made.append(found.images)
+            kept = kept or found.frames
+        return Samples(torch.cat(made), kept)
+
+    def decoder(self, autoencoder: Path | None) -> Decode:
+        """From what the model makes to bytes."""
+        if not self.latent:
+            if autoencoder is not None:
+                raise ConfigError(f"vae: {str(autoencoder)!r} is not allowed; this model makes pixels")
+            return to_bytes
+        if autoencoder is None:
+            raise ConfigError("vae: is missing; a model of latents takes the folder of their AutoencoderKL")
+        from siamesenorm.interop.autoencoder import load_autoencoder
+
+        return load_autoencoder(autoencoder).decode
+
+    def classes(self, text: str) -> list[int]:
+        """Classes of a text such as ``0-9``, ``3,5`` or ``Sandal,Bag``."""
+        found: list[int] = []
+        for part in (part.strip() for part in text.split(",")):
+            low, dash, high = part.partition("-")
+            if part in self.class_names:
+                found.append(self.class_names.index(part))
+            elif part.isdecimal():
+                found.append(int(part))
+            elif dash and low.strip().isdecimal() and high.strip().isdecimal() and int(low) <= int(high):
+                found.extend(range(int(low), min(int(high), self.model.config.classes) + 1))
+            else:
+                raise ConfigError(f"classes: {part!r} is not allowed; it takes numbers, ranges such as 0-9, or names")
+        most = self.model.config.classes - 1
+        if wrong := [number for number in found if number > most]:
+            raise ConfigError(f"classes: {wrong[0]} is not allowed; it takes 0 to {most}")
+        return found
+
+    def name(self, number: int) -> str:
+        """What a class is called; its number where it has no name."""
+        return self.class_names[number] if number < len(self.class_names) else str(number)
+
+
+def open_generator(folder: Path | str) -> Generator:
+    """The generator of a run folder, finished or not."""
+    trained = open_trained(folder, "diffusion")
+    config: Any = trained.config
+    assert isinstance(trained.model, DiT)
+    names: list[str] = []
+    if (trained.folder / CLASSES).is_file():
+        try:
+            names = [str(name) for name in json.loads((trained.folder / CLASSES).read_text("utf-8"))["class_names"]]
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"run: {str(trained.folder / CLASSES)!r} is damaged; the run wrote it") from None
+    latent = is_latents(config.data.train) or config.model.channels not in (1, 3)
+    return Generator(trained.model, process_of(config), names, latent, trained.step)
+
+
+def arranged(images: Images, labels: NDArray[np.int64], order: list[int]) -> list[Images]:
+    """Images by class, in the order of the classes."""
+    return [images[labels == number] for number in dict.fromkeys(order)]

@@ -1,0 +1,49 @@
+"""adaLN-Zero (DiT, arXiv 2212.09748): a condition shifts and scales what a sublayer sees and gates its update.
+
+The norm that is modulated is the topology's own, without affine; the gate works on the update as it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from siamesenorm.residual.base import Gated
+
+
+class Modulation(nn.Module):
+    """(batch, dim) to `parts` vectors (batch, 1, dim): a projection of SiLU(condition) that starts at zero."""
+
+    def __init__(self, dim: int, parts: int) -> None:
+        super().__init__()
+        self.parts = parts
+        self.linear = nn.Linear(dim, parts * dim)
+
+    def forward(self, condition: Tensor) -> tuple[Tensor, ...]:
+        """Vectors that spread over the tokens."""
+        return self.linear(F.silu(condition)).unsqueeze(1).chunk(self.parts, dim=-1)
+
+    def reset_parameters(self) -> None:
+        """Zero: no shift, no scale, closed gates."""
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+
+class Condition(NamedTuple):
+    """What one sublayer is conditioned by."""
+
+    shift: Tensor
+    scale: Tensor
+    gate: Tensor
+
+    def around(self, sublayer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Gated]:
+        """The sublayer as a topology carries it: ``gate * F(modulate(h))``, the gate applied by the topology."""
+        return lambda h: Gated(sublayer(modulate(h, self.shift, self.scale)), self.gate)
+
+
+def modulate(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """``h * (1 + scale) + shift``."""
+    return h * (1 + scale) + shift

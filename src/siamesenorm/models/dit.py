@@ -1,0 +1,124 @@
+"""The diffusion Transformer (DiT, arXiv 2212.09748) on any topology: patches, conditioned blocks, patches again.
+
+adaLN-Zero goes through the topology as its parts stand there. The topology's norm before a sublayer (Pre-Norm's own,
+N_in of siamese) has no affine and is modulated by timestep and class, as is its last norm; the gate multiplies the
+update as it is written, once for all streams. A topology without a norm at one of these places (Post-Norm, SpanNorm)
+has a normalised stream there, and that is modulated. With ``pre`` this is the original DiT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.layers.adaln import Condition, Modulation, modulate
+from siamesenorm.layers.condition_embedding import LabelEmbedding, TimestepEmbedding
+from siamesenorm.layers.mlp import MLP
+from siamesenorm.layers.vision_attention import VisionAttention
+from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.dit_init import init_dit
+from siamesenorm.residual import Flow, Place, Residual, Topology
+
+
+class DiTBlock(nn.Module):
+    """Attention and FFN, each modulated and gated by the condition."""
+
+    def __init__(self, attention: VisionAttention, ffn: MLP, dim: int) -> None:
+        super().__init__()
+        self.attention, self.ffn = attention, ffn
+        self.modulation = Modulation(dim, 6)
+
+    def forward(self, flow: Flow, condition: Tensor) -> tuple[Any, ...]:
+        """Send both sublayers through the topology's flow; nothing is reported."""
+        parts = self.modulation(condition)
+        flow.through(Condition(*parts[:3]).around(self.attention))
+        flow.through(Condition(*parts[3:]).around(self.ffn))
+        return ()
+
+
+Runner = Callable[[DiTBlock, Flow, Tensor], tuple[Flow, tuple[Any, ...]]]
+
+
+def run_block(block: DiTBlock, flow: Flow, condition: Tensor) -> tuple[Flow, tuple[Any, ...]]:
+    """The plain way to run a block. Another one may take ``flow.streams`` and return a new `Flow` behind the block."""
+    return flow, block(flow, condition)
+
+
+class DiT(nn.Module):
+    """A class-conditional denoiser of images or latents.
+
+    ::
+
+        model = DiT(dit_preset("dit-digits", topology="pre"))
+        model(x, t, y)                         # (batch, 2 · channels, 8, 8): noise and, if learnt, variance
+
+    t runs from 0 to 1000; label ``classes`` stands for none of them. Made under ``torch.device("meta")`` it costs
+    nothing; ``to_empty`` and `init_weights` then give it life.
+    """
+
+    positions: Tensor
+    """(1, tokens, dim): fixed, but part of a checkpoint as in the official code."""
+
+    def __init__(self, config: DiTConfig, *, seed: int | None = None, fused: bool = True) -> None:
+        super().__init__()
+        self.config = c = config
+        self.run: Runner = run_block
+        device = torch.get_default_device()
+        with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
+            # A convolution, not one product of cut patches: it rounds as the official code does.
+            self.embedding = nn.Conv2d(c.channels, c.dim, c.patch_size, stride=c.patch_size)
+            self.register_buffer("positions", torch.empty(1, c.tokens, c.dim))
+            self.timestep = TimestepEmbedding(c.dim)
+            self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
+            self.residual: Topology = Residual(
+                c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused
+            )
+            places = iter(self.residual.places)
+            self.blocks = nn.ModuleList(
+                DiTBlock(self._attention(next(places)), self._ffn(next(places)), c.dim) for _ in range(c.blocks)
+            )
+            self.head_modulation = Modulation(c.dim, 2)
+            self.head = nn.Linear(c.dim, c.patch_size**2 * c.out_channels)
+        if device.type != "meta":
+            self.to_empty(device=device)
+            self.init_weights(seed)
+
+    def _attention(self, place: Place) -> VisionAttention:
+        c = self.config
+        return VisionAttention(c.dim, c.heads, needs=self.residual.needs(place), norm=c.norms.stream, qk_norm=c.qk_norm)
+
+    def _ffn(self, place: Place) -> MLP:
+        c = self.config
+        needs = self.residual.needs(place)
+        return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norms.stream, activation="gelu_tanh", bias=True)
+
+    def init_weights(self, seed: int | None = None) -> None:
+        """First values for every parameter, the same for the same seed; see `siamesenorm.models.dit_init`."""
+        init_dit(self, seed)
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        """The prediction for noisy images at their timesteps.
+
+        x: (batch, channels, size, size). t: (batch,), 0 to 1000, whole or fractional. y: (batch,) labels.
+        """
+        c = self.config
+        if x.dim() != 4 or tuple(x.shape[1:]) != (c.channels, c.input_size, c.input_size):
+            wanted = f"(batch, {c.channels}, {c.input_size}, {c.input_size})"
+            raise ValueError(f"x: shape {tuple(x.shape)} is not allowed; it takes {wanted}")
+        tokens = self.embedding(x).flatten(2).transpose(1, 2).contiguous()
+        tokens = tokens + self.positions.to(tokens.dtype)
+        condition = self.timestep(t) + self.label(y)
+        flow = self.residual.start(tokens)
+        for block in self.blocks:
+            flow, _ = self.run(block, flow, condition)  # type: ignore[arg-type]  # ModuleList holds blocks
+        return self.predict(flow.close(), condition)
+
+    def predict(self, hidden: Tensor, condition: Tensor) -> Tensor:
+        """The stack's output as an image of predictions."""
+        c = self.config
+        patches = self.head(modulate(hidden, *self.head_modulation(condition)))
+        grid = patches.view(-1, c.side, c.side, c.patch_size, c.patch_size, c.out_channels)
+        return grid.permute(0, 5, 1, 3, 2, 4).reshape(-1, c.out_channels, c.input_size, c.input_size)

@@ -1,0 +1,42 @@
+"""What a diffusion Transformer costs per image, before it is made, counted on the meta device."""
+
+from __future__ import annotations
+
+import torch
+
+from siamesenorm.models.counts import Counts, size, summary
+from siamesenorm.models.dit import DiT
+from siamesenorm.models.dit_config import DiTConfig
+
+
+def count_dit(config: DiTConfig) -> Counts:
+    """Count a configuration's model; the unit is an image seen once."""
+    with torch.device("meta"):
+        model = DiT(config)
+        plain = DiT(config.model_copy(update={"topology": "pre"}))
+    total, sublayers, topology = size(model), size(model.blocks), size(model.residual)
+    return summary(
+        total=total,
+        active=total,
+        embedding=total - sublayers - topology,
+        topology=topology,
+        plain_topology=size(plain.residual),
+        flops=flops_of_dit(config),
+        length=config.tokens,
+        activations=activations_of_dit(config),
+    )
+
+
+def flops_of_dit(config: DiTConfig) -> float:
+    """Matrix products of a forward pass, a product and a sum being two; conditions are projected once an image."""
+    c = config
+    stack = c.blocks * (2 * c.tokens * (4 * c.dim**2 + 2 * c.dim * c.ffn_dim) + 4 * c.tokens**2 * c.dim)
+    conditions = 2 * c.dim**2 * (6 * c.blocks + 2)
+    patches = 2 * c.tokens * c.dim * c.patch_size**2 * (c.channels + c.out_channels)
+    return float(stack + conditions + patches)
+
+
+def activations_of_dit(config: DiTConfig) -> int:
+    """Numbers kept: as in a vision Transformer, with what a sublayer gave and its modulated reading beside."""
+    c = config
+    return c.tokens * (c.blocks * (12 * c.dim + 2 * c.ffn_dim) + 2 * c.dim)

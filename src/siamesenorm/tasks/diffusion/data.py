@@ -1,0 +1,104 @@
+"""Images with the time and noise of each sample, in training and held out; pixels scaled to ±1, or latents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.images import ImageSet, open_images
+from siamesenorm.data.images.imageset import Split
+from siamesenorm.data.images.loader import Batch, TestImages, TrainingImages
+from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform
+from siamesenorm.data.latents import LatentImages, is_latents, open_latents
+from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.tasks.diffusion.config import DiffusionDataConfig
+from siamesenorm.tasks.diffusion.noise import draw
+
+HELD_OUT_SEED = 1
+"""Held-out images have the same times and noise in every run."""
+
+
+class NoisyImages(TrainingImages):
+    """Training images, each sample with a time and noise of its own."""
+
+    def batch(self, samples: NDArray[np.int64]) -> Batch:
+        """Images, labels, times and noise."""
+        made = super().batch(samples)
+        return {**made, **draw(self.seed, samples, tuple(made["image"].shape[1:]))}
+
+
+class NoisyTestImages(TestImages):
+    """Held-out images, each always with the same time and noise; times are spread evenly over the images."""
+
+    def batches(self, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
+        """All of a rank's images, so many at a time."""
+        given = 0
+        for batch in super().batches(size, rank=rank, world_size=world_size):
+            count = len(batch["label"])
+            places = rank + world_size * (given + np.arange(count, dtype=np.int64))
+            drawn = draw(HELD_OUT_SEED, places, tuple(batch["image"].shape[1:]))
+            # Every stretch of times has its share of images, so that few images measure all of them.
+            golden = (places * 0.6180339887498949) % 1
+            yield {**batch, **drawn, "time": torch.from_numpy(golden)}
+            given += count
+
+
+def open_source(model: DiTConfig, data: DiffusionDataConfig, source: str, split: Split) -> ImageSet:
+    """Images or latents of a split, checked against the model."""
+    images = (
+        open_latents(source, split)
+        if is_latents(source)
+        else open_images(
+            source,
+            split,
+            held_out=data.held_out,
+            image_column=data.image_column,
+            label_column=data.label_column,
+            channels=model.channels,
+        )
+    )
+    if len(images.class_names) > model.classes:
+        raise DataError(
+            f"model.classes = {model.classes} is not allowed; it takes {len(images.class_names)} or more "
+            f"for the classes of {source!r}"
+        )
+    if isinstance(images, LatentImages):
+        if (images.channels, images.size) != (model.channels, (model.input_size,) * 2):
+            raise DataError(
+                f"model.input_size = {model.input_size} and model.channels = {model.channels} are not allowed; "
+                f"the latents of {source!r} take {images.index.size} and {images.channels}"
+            )
+    elif model.channels not in (1, 3):
+        raise DataError(f"model.channels = {model.channels} is not allowed; images of pixels take 1 or 3")
+    return images
+
+
+def transform_of(model: DiTConfig, images: ImageSet) -> Transform:
+    """Bytes to ±1 in the model's size; the means of latents."""
+    return images.transform(random=False) if isinstance(images, LatentImages) else _fitted(model)
+
+
+def augmentation_of(model: DiTConfig, data: DiffusionDataConfig, images: ImageSet) -> Transform:
+    """The same with mirror images; latents are drawn."""
+    if isinstance(images, LatentImages):
+        return images.transform(flip=data.flip)
+    plain = _fitted(model)
+    return Shift(plain, 0, data.flip) if data.flip else plain
+
+
+def _fitted(model: DiTConfig) -> CentreCrop:
+    half = (0.5,) * model.channels
+    return CentreCrop((model.input_size, model.input_size), model.channels, Scale(half, half))
+
+
+def to_bytes(images: Tensor) -> NDArray[np.uint8]:
+    """±1, (images, channels, height, width), to bytes (images, height, width, channels)."""
+    scaled = ((images.detach().float().cpu() + 1) * 127.5).round().clamp(0, 255)
+    made: Any = scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
+    return np.asarray(made, dtype=np.uint8)

@@ -1,0 +1,69 @@
+"""From what a user names to the two sides of a comparison and the network that looks at them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.images import open_images
+from siamesenorm.data.images.imageset import SPLITS, Split
+from siamesenorm.tasks.fidelity.classifier import classifier_for
+from siamesenorm.tasks.fidelity.features import FeatureNetwork
+from siamesenorm.tasks.fidelity.inception_weights import WHERE, load_inception
+from siamesenorm.tasks.fidelity.measure import BATCH, Progress, cached_reference
+from siamesenorm.tasks.fidelity.pictures import Pictures, has_pictures, of_image_set, open_pictures
+from siamesenorm.tasks.fidelity.references import Reference, holds_statistics, read_reference
+
+
+def check_split(split: str) -> Split:
+    """A split by its name."""
+    if split not in SPLITS:
+        raise DataError(f"--split: {split!r} is not allowed; it takes one of {', '.join(SPLITS)}")
+    return cast(Split, split)
+
+
+def open_network(
+    weights: Path | None, classifier: str | None, reference: str, cache: Path, device: str | torch.device = "cpu"
+) -> FeatureNetwork:
+    """Inception with the weights of a file, else the small classifier of labelled images, by default the reference."""
+    if weights is not None:
+        if classifier is not None:
+            raise DataError("--classifier: it cannot stand beside --weights; take one of them")
+        return load_inception(weights, device)
+    if classifier is None and Path(reference).is_file():
+        raise DataError(f"--weights: it is missing; it takes {WHERE}; or name labelled images with --classifier")
+    return classifier_for(open_images(classifier or reference, "train"), cache)
+
+
+def open_either(source: str, split: Split) -> Pictures:
+    """The pictures of a folder or an .npz, else of a split of a labelled source."""
+    path = Path(source)
+    if has_pictures(path) or path.suffix == ".npz":
+        return open_pictures(path)
+    return of_image_set(open_images(source, split))
+
+
+def open_reference(
+    source: str,
+    split: Split,
+    network: FeatureNetwork,
+    cache: Path,
+    batch: int = BATCH,
+    progress: Progress = lambda done: None,
+) -> Reference:
+    """Statistics of a file, or of pictures: those are kept in the cache for the next time.
+
+    ADM's reference files hold statistics of all images and some of the images: these are for precision and recall.
+    """
+    path = Path(source)
+    if not holds_statistics(path):
+        return cached_reference(open_either(source, split), network, cache, batch=batch, progress=progress)
+    found = read_reference(path)
+    if path.suffix == ".npz" and has_pictures(path) and found.features is None:
+        some = cached_reference(open_pictures(path), network, cache, batch=batch, progress=progress)
+        found = replace(found, features=some.features)
+    return found

@@ -1,0 +1,93 @@
+"""diffusers' AutoencoderKL from a folder: encoding, decoding, and training on what was encoded."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.commands.refusals import one_sentence
+from tests.interop.diffusers_models import tiny_autoencoder
+
+from siamesenorm.cli import main
+from siamesenorm.data.images import open_images
+from siamesenorm.data.latents import open_latents
+from siamesenorm.interop.autoencoder import decode_latents, load_autoencoder
+from siamesenorm.interop.errors import InteropError
+
+pytest.importorskip("diffusers")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("vae")
+
+
+@pytest.fixture(scope="module")
+def model(root):
+    return tiny_autoencoder(root / "pipeline" / "vae", shift_factor=0.5)
+
+
+@pytest.fixture(scope="module")
+def encoded(root, model):
+    where = ["--vae", str(root / "pipeline"), "--out", str(root / "latents")]
+    how = ["--size", "8", "--flip", "--batch-size", "256"]
+    assert main(["data", "encode-images", "digits", *where, *how]) == 0
+    return root / "latents"
+
+
+def test_encoded_digits_are_what_diffusers_gives_for_them(encoded, model):
+    digits, latents = open_images("digits", "test"), open_latents(encoded, "test")
+    assert len(latents) == len(digits)
+    pixels = np.stack([digits[number].repeat(3, axis=2) for number in range(9)])
+    with torch.no_grad():
+        posterior = model.encode(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1).latent_dist
+    moments = np.stack([latents[number][0] for number in range(9)])
+    np.testing.assert_allclose(moments[:, :4], posterior.mean.numpy(), atol=2e-5)
+    np.testing.assert_allclose(moments[:, 4:], posterior.std.numpy(), rtol=1e-4)
+    fixed = latents.transform(random=False)(latents[0], np.random.default_rng(0))
+    np.testing.assert_allclose(fixed, (posterior.mean[0].numpy() - 0.5) * 0.25, atol=1e-5)
+
+
+def test_decoded_latents_are_bytes_of_what_diffusers_decodes(root, model):
+    latents = torch.randn(5, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        images = model.decode(latents / 0.25 + 0.5).sample
+    expected = ((images + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy() * 255
+    found = decode_latents(latents, root / "pipeline" / "vae")
+    assert found.dtype == np.uint8
+    assert found.shape == (5, 8, 8, 3)
+    assert np.abs(found - expected).max() < 0.51
+    assert np.array_equal(load_autoencoder(root / "pipeline").decode(latents, batch=2), found)
+    with pytest.raises(InteropError, match=r"\(images, 4, height, width\)"):
+        decode_latents(torch.zeros(1, 3, 4, 4), root / "pipeline")
+
+
+def test_a_run_trains_on_latents_and_verify_finds_them_sound(encoded, root, capsys):
+    assert main(["data", "verify", str(encoded)]) == 0
+    sizes = ["model.input_size=4", "model.channels=4", "model.dim=16", "model.blocks=1", "model.heads=2"]
+    short = ["train.steps=2", "train.batch_size=4", "evaluation.samples=0", "evaluation.images=8", "warmup=0"]
+    recipe = ["train", "dit-digits", f"data.train={encoded}", "data.flip=0.5", "--run", str(root / "run")]
+    assert main([*recipe, *sizes, *short, "model.ffn_dim=16"]) == 0, capsys.readouterr().err
+    lines = (root / "run" / "metrics.jsonl").read_text().splitlines()
+    assert all(np.isfinite(json.loads(line).get("loss", 0.0)) for line in lines)
+    wrong = one_sentence([*recipe[:-1], str(root / "other"), *sizes[1:], *short, "model.input_size=8"], capsys)
+    assert "take 4 and 4" in wrong
+    wrong = one_sentence([*recipe[:-1], str(root / "other"), *sizes, *short, "evaluation.samples=10"], capsys)
+    assert "siamesenorm fid" in wrong
+
+
+def test_wrong_input_is_one_sentence(root, tmp_path, model, capsys):
+    out = ["--out", str(tmp_path / "out")]
+    vae = ["--vae", str(root / "pipeline")]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    for arguments, words in (
+        (["digits", "--vae", "nowhere", *out], "AutoencoderKL"),
+        (["digits", "--vae", str(tmp_path / "other"), *out], "cannot be loaded"),
+        (["nowhere", *vae, *out], "nowhere"),
+        (["digits", *vae, *out, "--dtype", "int8"], "float32, float16"),
+        (["digits", *vae, *out, "--size", "9"], "multiple of 2"),
+        (["digits", *vae, "--out", str(root / "pipeline" / "vae" / "config.json")], "is a file"),
+    ):
+        assert words in one_sentence(["data", "encode-images", *arguments], capsys)
+    assert not (tmp_path / "out").exists()
