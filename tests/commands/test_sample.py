@@ -1,0 +1,72 @@
+"""siamesenorm sample: grids, strips and single files of a run, and what it refuses."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from siamesenorm.cli import main
+from siamesenorm.train.loop import train
+from siamesenorm.train.recipes import resolve
+
+from .refusals import one_sentence
+
+SMALL = ["dim=16", "blocks=2", "heads=2", "ffn_dim=32", "batch_size=8", "warmup=0", "steps=2", "peak_flops=1e12"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("diffusion") / "run"
+    train(resolve("dit-digits", [*SMALL, "evaluation.every=null", "tensorboard=false"]), folder)
+    return folder
+
+
+def sample(run, *options):
+    assert main(["sample", str(run), "--sampler", "ddim", "--steps", "2", *map(str, options)]) == 0
+
+
+def test_a_grid_a_strip_and_every_sample(run, tmp_path, capsys):
+    grid, strip, every = tmp_path / "grid.png", tmp_path / "strip.png", tmp_path / "every.npz"
+    options = ["--out", grid, "--filmstrip", strip, "--individually", every, "--classes", "3,7-9", "--per-class", 2]
+    sample(run, *options)
+    assert "8 samples of 4 classes at step 2" in capsys.readouterr().out
+    with np.load(every, allow_pickle=False) as found:
+        images, labels = found["arr_0"], found["arr_1"]
+    assert images.shape == (8, 8, 8, 1)
+    assert labels.tolist() == [3, 7, 8, 9, 3, 7, 8, 9]
+    with Image.open(grid) as picture:
+        pixels = np.asarray(picture)
+    factor, gap = 6, 2
+    assert pixels.shape[0] == gap + 4 * (8 * factor + gap)
+    first = pixels[gap : gap + 48 : factor, -2 * 50 : -2 * 50 + 48 : factor, 0]
+    assert np.array_equal(first, images[0, :, :, 0])
+    assert strip.is_file()
+
+
+def test_the_same_seed_makes_the_same_samples_and_single_files_go_by_class(run, tmp_path):
+    def made(name, *options):
+        sample(run, "--out", tmp_path / "g.png", "--individually", tmp_path / name, "--per-class", 1, *options)
+
+    made("one.npz")
+    made("two.npz", "--at-once", 3)
+    made("other.npz", "--seed", 1)
+    made("folder", "--classes", "5")
+    one, two, other = (np.load(tmp_path / f"{name}.npz")["arr_0"].astype(int) for name in ("one", "two", "other"))
+    assert abs(one - two).max() <= 1  # other products in a batch of another size
+    assert abs(one - other).max() > 1
+    assert [path.name for path in (tmp_path / "folder" / "5").iterdir()] == ["000000.png"]
+
+
+def test_refusals_leave_nothing_behind(run, tmp_path, capsys):
+    out = str(tmp_path / "grid.png")
+    for options, message in (
+        (["--classes", "12"], "classes: 12 is not allowed; it takes 0 to 9"),
+        (["--classes", "cat"], "classes: 'cat' is not allowed"),
+        (["--sampler", "heun"], "'heun' is not known; it takes one of ddpm, ddim, dpm, euler"),
+        (["--sampler", "euler"], "'euler' is not allowed for epsilon"),
+        (["--steps", "5000"], "steps: 5000 is not allowed; it takes 1 to 1000"),
+        (["--vae", str(tmp_path)], "this model makes pixels"),
+    ):
+        assert message in one_sentence(["sample", str(run), "--out", out, *options], capsys)
+    assert "ends with .png" in one_sentence(["sample", str(run), "--out", str(tmp_path / "grid.jpg")], capsys)
+    assert "run" in one_sentence(["sample", str(tmp_path / "nothing"), "--out", out], capsys)
+    assert list(tmp_path.iterdir()) == []

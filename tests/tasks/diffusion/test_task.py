@@ -1,0 +1,157 @@
+"""The diffusion task in the training engine: what is learnt, resumed, measured and refused."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from siamesenorm.tasks import find_task
+from siamesenorm.tasks.diffusion.data import to_bytes
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import WEIGHTS, read_metrics
+from siamesenorm.train.loop import Loop, train
+from siamesenorm.train.recipes import recipe_names, resolve
+from siamesenorm.train.trained import open_trained
+
+from .small_runs import tiny
+
+
+class Killed(BaseException):
+    """As sudden as it gets within one process."""
+
+
+def kill_at(monkeypatch, step):
+    plain = Loop.take_step
+
+    def take_step(self):
+        if self.step + 1 == step:
+            self.engine.compute(step)
+            raise Killed
+        return plain(self)
+
+    monkeypatch.setattr(Loop, "take_step", take_step)
+
+
+def make_task(*overrides):
+    config = tiny(*overrides)
+    return find_task("diffusion")(config)
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch):
+    config = tiny("checkpoint.every=2")
+    train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        kill_at(patch, 5)
+        with pytest.raises(Killed):
+            train(config, tmp_path / "killed")
+    assert train(config, tmp_path / "killed").state == "finished"
+
+    def losses(name):
+        return [(record["step"], record["loss"]) for record in read_metrics(tmp_path / name) if "loss" in record]
+
+    assert losses("killed") == losses("whole")
+    one, other = (load_file(tmp_path / name / WEIGHTS) for name in ("whole", "killed"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["diffusion.schedule=linear"],
+        ["diffusion.prediction=velocity"],
+        ["diffusion.prediction=flow", "learn_sigma=false"],
+        ["learn_sigma=false"],
+    ],
+)
+def test_a_small_model_learns_whatever_it_predicts(how, tmp_path):
+    result = train(tiny("steps=40", "lr=5e-3", "batch_size=32", "evaluation.every=40", *how), tmp_path / "run")
+    first = next(record for record in read_metrics(tmp_path / "run") if "loss" in record)
+    assert result.evaluation["mse"] < 0.9 * first.get("mse", first["loss"])
+
+
+def test_held_out_losses_are_on_fixed_noise_and_their_quarters_make_the_whole(tmp_path):
+    result = train(tiny("evaluation.every=6", "evaluation.at_once=100"), tmp_path / "run")
+    metrics = result.evaluation
+    assert metrics["loss"] == pytest.approx(metrics["mse"] + metrics["vlb"])
+    quarters = [metrics[f"mse/quarter_{k}"] for k in (1, 2, 3, 4)]
+    assert np.mean(quarters) == pytest.approx(metrics["mse"], rel=0.01)
+    task, model = make_task("evaluation.every=6"), open_trained(tmp_path / "run").model
+    whole = {"rank": 0, "world_size": 1, "average": lambda values: values, "final": False}
+    again = task.evaluate(model, **whole)
+    assert again["mse"] == pytest.approx(metrics["mse"], rel=1e-4)
+    assert task.evaluate(model, **whole) == again
+    parts = [task.evaluate(model, **{**whole, "rank": rank, "world_size": 2}) for rank in (0, 1)]
+    assert np.mean([part["mse"] for part in parts]) == pytest.approx(again["mse"], rel=0.01)
+
+
+def test_samples_are_compared_with_the_training_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    result = train(tiny("evaluation.every=6", "evaluation.samples=20", "sampling_steps=2"), tmp_path / "run")
+    assert result.evaluation["frechet"] > 0
+    assert 0 <= result.evaluation["sample_accuracy"] <= 1
+
+
+def test_real_images_are_nearer_than_noise_in_the_classifiers_features(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    task = make_task()
+    real = np.stack([task.images[k] for k in range(300)])
+    found = task.fidelity(real, task.images.labels[:300])
+    noise = np.random.default_rng(0).integers(0, 256, real.shape, dtype=np.uint8)
+    far = task.fidelity(noise, task.images.labels[:300])
+    assert found["accuracy"] > 0.95
+    assert found["frechet"] < 0.1 * far["frechet"]
+
+
+def test_a_batch_is_the_same_for_one_process_and_for_two():
+    task = make_task()
+
+    def batch(rank, world_size):
+        return next(task.loader(rank=rank, world_size=world_size, sample=16, pin_memory=False))
+
+    whole, parts = batch(0, 1), [batch(rank, 2) for rank in (0, 1)]
+    for name in ("image", "label", "noise", "time"):
+        assert torch.equal(whole[name][0::2], parts[0][name])
+        assert torch.equal(whole[name][1::2], parts[1][name])
+
+
+def test_pixels_are_scaled_to_one_and_back():
+    task = make_task()
+    batch = next(task.loader(rank=0, world_size=1, sample=0, pin_memory=False))
+    assert batch["image"].min() == -1
+    assert batch["image"].max() == 1
+    numbers = task.data.numbers(np.arange(8))
+    assert np.array_equal(to_bytes(batch["image"]), np.stack([task.images[int(k)] for k in numbers]))
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence():
+    for overrides, message in (
+        (["diffusion.prediction=flow"], "learn_sigma = true is not allowed with diffusion.prediction = flow"),
+        (["patch_size=3"], "patch_size = 3 is not allowed; it takes a divisor of input_size = 8"),
+        (["evaluation.samples=9", "class_dropout=0"], "guidance = 2.0 is not allowed with model.class_dropout = 0"),
+        (["evaluation.samples=9", "sampler=euler"], "'euler' is not allowed for epsilon; it takes ddpm, ddim, dpm"),
+        (["diffusion.schedule=wave"], "schedule"),
+    ):
+        with pytest.raises((ConfigError, ValueError), match="is not") as error:
+            tiny(*overrides)
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="classes = 4 is not allowed; it takes 10 or more"):
+        make_task("classes=4")
+    with pytest.raises(ValueError, match=r"samples are compared with images of model\.input_size = 4"):
+        make_task("input_size=4", "evaluation.samples=10")
+
+
+@pytest.mark.parametrize("name", ["dit-b-2", "dit-l-4", "dit-xl-2"])
+def test_the_official_recipes_are_the_published_ones(name):
+    config = resolve(name)
+    assert name in recipe_names()
+    assert (config.optimizer.lr, config.optimizer.weight_decay, config.train.batch_size) == (1e-4, 0.0, 256)
+    assert (config.train.ema, config.schedule.kind, config.train.steps) == (0.9999, "constant", 400_000)
+    assert (config.diffusion.schedule, config.diffusion.prediction, config.diffusion.timesteps) == (
+        "linear",
+        "epsilon",
+        1000,
+    )
+    assert config.model.learn_sigma
+    assert config.model.class_dropout == 0.1
+    assert config.optimizer.clip is None
