@@ -134,9 +134,9 @@ class VisionTransformer(nn.Module):
 
     def embed(self, image: Tensor) -> Tensor:
         """(batch, tokens, dim): patches behind the class (and distillation) token, with positions."""
+        positions = self.positions((image.shape[-2], image.shape[-1]))
         patches = self.patch_embed(image)
         prefix = [token for token in (self.cls_token, self.dist_token) if token is not None]
-        positions = self.positions((image.shape[-2], image.shape[-1]))
         x = torch.cat([*(token.expand(len(patches), -1, -1) for token in prefix), patches], dim=1) + positions
         return F.dropout(x, self.config.dropout, self.training) if self.config.dropout else x
 

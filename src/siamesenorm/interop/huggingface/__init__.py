@@ -6,7 +6,10 @@
     model = AutoModelForCausalLM.from_pretrained(directory)
 """
 
+from siamesenorm.interop.torchvision_ops import declare_missing_ops
+
 try:
+    declare_missing_ops()  # transformers imports torchvision where it is installed
     import transformers
 except ImportError:
     raise ImportError(
