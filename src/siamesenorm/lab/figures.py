@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from siamesenorm.lab.by_steps import by_steps
 from siamesenorm.lab.page import PALETTE, Figure, label
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.lab.statistics import Analysis, Comparison
@@ -93,6 +94,26 @@ def loss_curves(records: Records, analysis: Analysis) -> Figure:
         "yaxis": {"title": {"text": "training loss"}, "type": "log"},
         "hovermode": "closest",
     }
+    return {"data": data, "layout": layout}
+
+
+def held_out_curves(records: Records, metric: str) -> Figure:
+    """A held-out number over steps, means over seeds."""
+    data = [
+        {
+            "mode": "lines+markers",
+            "name": f"{title_of(line.topology, line.setting)} {line.lr:g}",
+            "x": list(line.values),
+            "y": list(line.values.values()),
+            "line": {
+                "color": colours(records)[line.topology],
+                "dash": DASHES[records.lrs.index(line.lr) % len(DASHES)],
+                "width": 2,
+            },
+        }
+        for line in by_steps(records, metric)
+    ]
+    layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": metric}, "type": "log"}}
     return {"data": data, "layout": layout}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from siamesenorm.lab import figures
+from siamesenorm.lab import by_steps, figures
 from siamesenorm.lab.page import Page
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.records import Records, Run
@@ -49,6 +49,13 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
         figures.loss_curves(records, analysis),
         height=460,
     )
+    for other in by_steps.measured(records):
+        page.plot(
+            f"{other}-by-steps",
+            f"{by_steps.METRICS[other]}, by steps",
+            "Means over seeds at every evaluation; colour is the topology, dashes are the learning rate.",
+            figures.held_out_curves(records, other),
+        )
     if analysis.same_lr:
         rows = len(analysis.same_lr) + len(analysis.best_lr)
         page.plot(
@@ -101,6 +108,9 @@ def _numbers(page: Page, records: Records, analysis: Analysis, folder: Path) -> 
             rows.append((*([found.setting] if grouped else []), found.topology, *map(place_text, places)))
         caption = f"Held-out {each.metric}, mean ± standard deviation over seeds."
         page.table(headers, rows, caption=caption, words=2 if grouped else 1)
+    for metric in by_steps.measured(records):
+        titles, lines = by_steps.table(by_steps.by_steps(records, metric))
+        page.table(titles, lines, caption=f"{by_steps.METRICS[metric]}, means over seeds.", words=1)
     if analysis.same_lr:
         page.table(
             (

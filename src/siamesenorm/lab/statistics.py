@@ -13,7 +13,7 @@ from siamesenorm.train.errors import ConfigError
 
 NEAR = 0.02
 """A learning rate is near the best where the metric is within this share of it."""
-BESIDE = ("accuracy",)
+BESIDE = ("accuracy", "frechet")
 
 
 @dataclass(frozen=True)

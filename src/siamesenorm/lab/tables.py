@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from siamesenorm.lab import by_steps
 from siamesenorm.lab.records import Records
 from siamesenorm.lab.statistics import Analysis, Place, beside
 from siamesenorm.lab.verdict import verdict
@@ -20,6 +21,9 @@ def show(console: Console, records: Records, analysis: Analysis) -> None:
     for other in beside(records, analysis):
         console.print(Text(f"\nheld-out {other.metric}{spread}", style="dim"))
         console.print(scores(records, other))
+    for metric in by_steps.measured(records):
+        console.print(Text(f"\n{by_steps.METRICS[metric]}, by steps", style="dim"))
+        console.print(by_steps.terminal_table(by_steps.by_steps(records, metric)))
     console.print()
     for sentence in verdict(analysis):
         console.print(Text.assemble(("• ", "bold cyan"), sentence))

@@ -34,7 +34,8 @@ class Sampler:
     """How to sample: ``Sampler("ddim", steps=50, guidance=2.0)``.
 
     steps: None takes the sampler's usual number. guidance: 1 is none. guidance_channels: how many of the first
-    channels are guided, None all. clip: hold predicted images within ±1 on the way (ddpm, ddim), for pixels.
+    channels are guided, None all. clip: hold predicted images within ±1 on the way (not euler), for pixels: at the
+    noisiest timesteps small errors of a model are large ones of its image.
     """
 
     name: SamplerName = "ddpm"
@@ -162,7 +163,10 @@ def make_scheduler(process: Process, sampler: Sampler) -> Any:
     elif sampler.name == "ddim":
         made = schedulers.DDIMScheduler(**common, clip_sample=sampler.clip, timestep_spacing="trailing")
     else:
-        made = schedulers.DPMSolverMultistepScheduler(**common, algorithm_type="dpmsolver++", solver_order=2)
+        # With a largest value of 1, its thresholding is clipping.
+        made = schedulers.DPMSolverMultistepScheduler(
+            **common, algorithm_type="dpmsolver++", solver_order=2, thresholding=sampler.clip, sample_max_value=1.0
+        )
     made.set_timesteps(sampler.number)
     return made
 
