@@ -35,8 +35,8 @@ def evaluate(t: LanguageTask, model: torch.nn.Module) -> dict[str, float]:
 
 
 def test_known_tasks():
-    assert list(TASKS) == ["language"]
-    with pytest.raises(ValueError, match="takes one of language"):
+    assert list(TASKS) == ["language", "classification", "diffusion"]
+    with pytest.raises(ValueError, match="takes one of language, classification, diffusion"):
         find_task("speech")
 
 
