@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from siamesenorm.interop.torchvision_ops import declare_missing_ops
+
 settings.register_profile(
     "siamesenorm",
     derandomize=True,
@@ -15,6 +17,7 @@ settings.register_profile(
 )
 settings.load_profile("siamesenorm")
 torch.set_num_threads(1)
+declare_missing_ops()  # for tests that import transformers or timm themselves
 
 
 @pytest.fixture(autouse=True)

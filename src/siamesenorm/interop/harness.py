@@ -49,7 +49,7 @@ def require_eval() -> None:
         if importlib.util.find_spec(module) is None:
             name = module.replace("_", "-")
             raise InteropError(f"evaluate needs the package {name!r}; install it with pip install 'siamesenorm[eval]'")
-    declare_missing_ops()  # transformers imports torchvision where it is installed
+    declare_missing_ops()  # transformers imports torchvision where there is one
     import lm_eval  # noqa: F401  # takes seconds
 
 

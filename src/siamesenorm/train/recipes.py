@@ -25,6 +25,8 @@ from siamesenorm.train.overrides import apply_overrides
 from siamesenorm.train.yaml import LARGEST, read_yaml
 
 ENDING = ".yaml"
+SMALL = ("-tiny", "-digits", "-fashion")
+"""How names of recipes for a CPU end; of DeiT, tiny is one of the paper's sizes."""
 DEEPEST = 8
 """Recipes that may be based on one another."""
 
@@ -34,7 +36,7 @@ def recipe_names() -> tuple[str, ...]:
     """Recipes of the package, small ones last."""
     folder = resources.files("siamesenorm") / "recipes"
     found = [file.name.removesuffix(ENDING) for file in folder.iterdir() if file.name.endswith(ENDING)]
-    return tuple(sorted(found, key=lambda name: (name.endswith("-tiny"), name)))
+    return tuple(sorted(found, key=lambda name: (name.endswith(SMALL) and name != "deit-tiny", name)))
 
 
 def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:

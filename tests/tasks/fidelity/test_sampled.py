@@ -10,6 +10,9 @@ from siamesenorm.models.fingerprint import weights_hash
 from siamesenorm.tasks.fidelity import ClassifierFidelity
 from siamesenorm.tasks.fidelity.classifier import SmallClassifier, classifier_for, train
 
+STEPS = 120
+"""Fewer than usual, to be quick."""
+
 
 def arrays(images, count=None):
     chosen = range(len(images))[:count]
@@ -23,7 +26,8 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fidelity(cache):
-    with torch.inference_mode():  # as evaluations call it
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:  # inference: as evaluations call it
+        patch.setattr("siamesenorm.tasks.fidelity.classifier.LEAST_STEPS", STEPS)
         made = ClassifierFidelity(open_images("digits", "train"), cache)
         assert made.network.name == "classifier"
     return made
@@ -71,6 +75,7 @@ def test_classifier_and_statistics_are_kept_and_made_again_when_damaged(cache, f
     (kept,) = cache.glob("classifier-*.safetensors")
     (statistics,) = cache.glob("statistics-*.safetensors")
     with monkeypatch.context() as patch:
+        patch.setattr("siamesenorm.tasks.fidelity.classifier.LEAST_STEPS", STEPS)
         patch.setattr("siamesenorm.tasks.fidelity.classifier.train", None)
         again = ClassifierFidelity(open_images("digits", "train"), cache)
         assert again.network.fingerprint == expected
@@ -79,6 +84,7 @@ def test_classifier_and_statistics_are_kept_and_made_again_when_damaged(cache, f
     assert statistics.stat().st_size > 1000
     kept.write_bytes(b"damaged")
     called = []
+    monkeypatch.setattr("siamesenorm.tasks.fidelity.classifier.LEAST_STEPS", STEPS)
     monkeypatch.setattr("siamesenorm.tasks.fidelity.classifier.train", lambda *parts: called.append(parts))
     classifier_for(open_images("digits", "train"), cache)
     assert called
@@ -102,7 +108,7 @@ def test_every_size_of_image_has_a_classifier(size):
     pixels = np.random.default_rng(0).integers(0, 256, (6, size, size, 3), dtype=np.uint8)
     images = ArrayImages("random", pixels, np.arange(6) % 2, ["a", "b"])
     module = SmallClassifier(3, 2, (size, size))
-    train(module, images, steps=2)
+    train(module, images, steps=1)
     found = module(torch.from_numpy(pixels).permute(0, 3, 1, 2))
     assert found.pool.shape == (6, 64)
     assert found.logits.shape == (6, 2)

@@ -9,7 +9,7 @@
 from siamesenorm.interop.torchvision_ops import declare_missing_ops
 
 try:
-    declare_missing_ops()  # transformers imports torchvision where it is installed
+    declare_missing_ops()  # transformers imports torchvision where there is one
     import transformers
 except ImportError:
     raise ImportError(

@@ -27,7 +27,8 @@ from siamesenorm.tasks.fidelity.pictures import Images
 
 VERSION = 1
 FEATURES = 64
-STEPS, BATCH, LEARNING_RATE = 300, 128, 1e-2
+BATCH, LEARNING_RATE = 128, 1e-2
+EPOCHS, LEAST_STEPS, MOST_STEPS = 2, 300, 1000
 SHIFT = 8
 """Training images are moved by up to an eighth of their size."""
 
@@ -65,10 +66,11 @@ def classifier_for(images: ImageSet, cache: Path | None = None) -> FeatureNetwor
     """The classifier of a training set: read where it was trained before, else trained now and kept."""
     height, width = images[0].shape[:2]
     module = SmallClassifier(images.channels, len(images.class_names), (height, width))
-    name = hashlib.sha256(f"{VERSION} {torch.__version__} {images.fingerprint}".encode()).hexdigest()[:24]
+    steps = min(max(LEAST_STEPS, EPOCHS * len(images) // BATCH), MOST_STEPS)
+    name = hashlib.sha256(f"{VERSION} {torch.__version__} {steps} {images.fingerprint}".encode()).hexdigest()[:24]
     path = (cache or default_cache()) / f"classifier-{name}.safetensors"
     if not _load(module, path):
-        train(module, images)
+        train(module, images, steps)
         with contextlib.suppress(OSError):  # what cannot be kept is trained again
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as file:
@@ -87,7 +89,7 @@ def _load(module: nn.Module, path: Path) -> bool:
 
 
 @torch.enable_grad()
-def train(module: SmallClassifier, images: ImageSet, steps: int = STEPS) -> None:
+def train(module: SmallClassifier, images: ImageSet, steps: int) -> None:
     """The same steps every time: one seed for weights, order and shifts; the learning rate falls to zero."""
     order = np.random.default_rng(0)
     with torch.random.fork_rng(devices=[]):

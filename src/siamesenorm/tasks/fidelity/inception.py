@@ -4,7 +4,7 @@ Layers and their names are torchvision's ``inception_v3``, so that the published
 Three things differ from it, as they do in the TensorFlow graph: average pools do not count the padding, the last
 block has a max pool in its pool branch, and there are 1008 classes. Images are resized and scaled as in that graph:
 bilinear with corners at the origin and no antialiasing, then ``(x - 128) / 128``. (pytorch-fid resizes with half-pixel
-centres and scales by 127.5; its figures differ from the graph's in the second decimal.)
+centres and scales by 127.5; its figures differ a little from those of the graph.)
 """
 
 from __future__ import annotations
