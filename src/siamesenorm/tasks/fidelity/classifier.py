@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,12 +26,12 @@ from siamesenorm.data.images import ImageSet
 from siamesenorm.tasks.fidelity.features import FeatureNetwork, Features
 from siamesenorm.tasks.fidelity.pictures import Images
 
-VERSION = 1
+VERSION = 2
 FEATURES = 64
 BATCH, LEARNING_RATE = 128, 1e-2
 EPOCHS, LEAST_STEPS, MOST_STEPS = 2, 300, 1000
-SHIFT = 8
-"""Training images are moved by up to an eighth of their size."""
+SHIFT = 16
+"""Training images are moved by up to a pixel in so many, at least by one."""
 
 
 class SmallClassifier(nn.Module):
@@ -38,7 +39,7 @@ class SmallClassifier(nn.Module):
 
     def __init__(self, channels: int, classes: int, size: tuple[int, int]) -> None:
         super().__init__()
-        halvings = min(2, max(0, (min(size) // 4).bit_length() - 1))
+        halvings = min(3, max(0, round(math.log2(min(size) / 4))))
         widths = (channels, FEATURES // 4, FEATURES // 2, FEATURES)
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=2 if place > 2 - halvings else 1, padding=1)
