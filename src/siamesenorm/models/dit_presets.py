@@ -47,7 +47,7 @@ DIT_PRESETS: dict[str, Preset[DiTConfig]] = {
     preset.name: preset
     for preset in (
         _small("dit-digits", "digits of 8 × 8 pixels, for a CPU in minutes", 8, 2, 64, 6, 4),
-        _small("dit-fashion", "clothes of 28 × 28 pixels, for a CPU in a quarter of an hour", 28, 4, 96, 6, 4),
+        _small("dit-fashion", "clothes of 28 × 28 pixels", 28, 4, 96, 6, 4),
         *(_official(size, patch) for size in SIZES for patch in PATCHES),
     )
 }
