@@ -113,6 +113,7 @@ BAD = {
     "--set topology": ({"sets": ["topology=pre,post"]}, "use --topologies"),
     "--set lr": ({"sets": ["optimizer.lr=1"]}, "use --lrs"),
     "--set value": ({"sets": ["warmup=-1,3"]}, "schedule.warmup"),
+    "nothing measured": ({"sets": ["evaluation.every=null"]}, "evaluation.every: null is not allowed in a comparison"),
     "--depths": ({"depths": ["0,4"]}, "--depths: 0 is not allowed"),
     "recipe": ({"recipe": "nothing"}, "unknown name 'nothing'"),
     "too many": ({"seeds": [",".join(map(str, range(5000)))]}, "cells are not allowed"),

@@ -109,6 +109,8 @@ class Grid:
         own = [override for setting in settings for override in setting.overrides]
         axes = [f"model.topology={topology}", f"optimizer.lr={lr!r}", f"train.seed={seed}"]
         config = in_steps(resolve(self.recipe, [*QUIET, *self.overrides, *own, *axes]))
+        if getattr(config.evaluation, "every", 0) is None:
+            raise ConfigError("evaluation.every: null is not allowed in a comparison; it takes steps, 1 or more")
         return Cell(config, tuple(setting.label for setting in settings))
 
     def as_dict(self) -> dict[str, Any]:
