@@ -23,8 +23,8 @@ TOKENS = 64
 def main() -> None:
     """Profile the shape d256x8 of benchmarks/lm.py."""
     torch.set_num_threads(1)
-    shape = {"vocab_size": 8192, "dim": 256, "blocks": 8, "heads": 4, "ffn_dim": 704, "max_length": 1024}
-    model = LanguageModel(LMConfig(**shape, topology="pre"), seed=0)
+    shape = LMConfig(vocab_size=8192, dim=256, blocks=8, heads=4, ffn_dim=704, max_length=1024, topology="pre")
+    model = LanguageModel(shape, seed=0)
     prompt = torch.randint(0, 8192, (1, 32), generator=torch.Generator().manual_seed(0))
     generate(model, prompt, max_new_tokens=TOKENS)
     with cProfile.Profile() as profile:

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.svm import SVC
 
 from siamesenorm.data.images import open_images
@@ -21,7 +22,7 @@ from siamesenorm.tasks.fidelity import ClassifierFidelity
 RESULT = Path(__file__).parent / "results" / "dit-digits.json"
 
 
-def real(split: str) -> tuple[np.ndarray, np.ndarray]:
+def real(split: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Bytes (count, 8, 8, 1) and labels."""
     images = open_images("digits", split)
     return np.stack([images[i] for i in range(len(images))]), np.asarray(images.labels)
@@ -29,7 +30,7 @@ def real(split: str) -> tuple[np.ndarray, np.ndarray]:
 
 def main() -> None:
     """Sample with and without guidance, and judge real test digits in the same way."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description="Whether samples are the digits asked for.")
     parser.add_argument("run", type=Path)
     parser.add_argument("--per-class", type=int, default=20)
     parser.add_argument("--steps", type=int, default=20, help="of DPM-Solver++")
@@ -40,7 +41,7 @@ def main() -> None:
     machine = SVC(C=10).fit(images.reshape(len(images), -1) / 255, labels)
     measure = ClassifierFidelity(open_images("digits", "train"))
 
-    def judge(pictures: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
+    def judge(pictures: NDArray[np.uint8], wanted: NDArray[np.int64]) -> dict[str, float]:
         found = machine.predict(pictures.reshape(len(pictures), -1) / 255)
         small = measure(pictures, wanted)
         return {"svc": float((found == wanted).mean()), "classifier": small["accuracy"], "frechet": small["frechet"]}
