@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from siamesenorm.tasks.fidelity import ClassifierFidelity
 RESULT = Path(__file__).parent / "results" / "dit-digits.json"
 
 
-def real(split: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def real(split: Literal["train", "test"]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Bytes (count, 8, 8, 1) and labels."""
     images = open_images("digits", split)
     return np.stack([images[i] for i in range(len(images))]), np.asarray(images.labels)
