@@ -175,7 +175,6 @@ def test_the_harness_gets_likelihoods_whole_texts_and_what_greedy_decoding_says(
 
 
 def test_a_mixture_of_experts_reports_its_balance_and_counts_active_experts():
-    pytest.importorskip("siamesenorm.layers.moe")
     t = task("model.moe.experts=4", "model.moe.top_k=2", "model.moe.expert_dim=8")
     model = t.build_model()
     batch = next(t.loader(rank=0, world_size=1, sample=0, pin_memory=False))
