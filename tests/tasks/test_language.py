@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from siamesenorm.data import arithmetic_choices, score_choices
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import ByteTokenizer
-from siamesenorm.models.counts import count
+from siamesenorm.models.lm_counts import count_lm
 from siamesenorm.tasks import TASKS, find_task
 from siamesenorm.tasks.harness import make_adapter
 from siamesenorm.tasks.language import LanguageTask, perplexity
@@ -181,7 +181,7 @@ def test_a_mixture_of_experts_reports_its_balance_and_counts_active_experts():
     metrics = t.loss(model, batch).metrics
     assert metrics.keys() == {"loss", "balance_loss", "router_entropy"}
     assert 0.5 < float(metrics["balance_loss"]) < 2
-    assert t.flops_per_sample(model) == pytest.approx(16 * count(t.model_config, length=16).flops_training)
+    assert t.flops_per_sample(model) == pytest.approx(16 * count_lm(t.model_config, length=16).flops_training)
 
 
 # Data ------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_arrays_without_held_out_text_ask_for_some(tmp_path):
 def test_costs_are_those_of_the_counted_model(topology):
     t = task(f"topology={topology}", "dim=32", "blocks=3")
     model = t.build_model()
-    counts = count(t.model_config, length=16)
+    counts = count_lm(t.model_config, length=16)
     assert t.flops_per_sample(model) == pytest.approx(16 * counts.flops_training)
     assert t.parameters == pytest.approx(counts.total, rel=0.05)
     assert t.least_activations(True) < t.least_activations(False)
