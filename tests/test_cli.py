@@ -159,6 +159,7 @@ def test_json_of_one():
 
 BAD = {
     "siamse": ("unknown name 'siamse'", "did you mean siamese?"),
+    "SIAMESE": ("unknown name 'SIAMESE'", "did you mean siamese?"),
     "nothing_like_it": ("unknown name", "residual_dual"),
     "": ("unknown name ''", "known names"),
     "siamese:frm=plain": ("unknown option 'frm'", "did you mean form?"),
