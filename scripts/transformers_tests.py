@@ -34,6 +34,7 @@ import torch
 
 from siamesenorm.interop.huggingface import SiameseNormConfig, SiameseNormForCausalLM, SiameseNormModel
 
+from .generation.test_utils import GenerationTesterMixin
 from .test_configuration_common import ConfigTester
 from .test_modeling_common import ModelTesterMixin, ids_tensor
 from .test_training_mixin import TrainingTesterMixin
@@ -60,7 +61,7 @@ except ModuleNotFoundError:
             ids = ids_tensor([self.batch_size, self.seq_length], self.vocab_size)
             return self.get_config(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    class CausalLMModelTest(ModelTesterMixin, TrainingTesterMixin):
+    class CausalLMModelTest(ModelTesterMixin, GenerationTesterMixin, TrainingTesterMixin):
         model_tester = None
 
         def setUp(self):
@@ -71,7 +72,7 @@ except ModuleNotFoundError:
             ConfigTester(self, config_class=SiameseNormConfig).run_common_tests()
 
 
-def tests_of(fields):
+def cases(fields):
     class Tester(CausalLMModelTester):
         config_class, base_model_class, causal_lm_class = SiameseNormConfig, SiameseNormModel, SiameseNormForCausalLM
         all_model_classes = (SiameseNormModel, SiameseNormForCausalLM)
@@ -90,14 +91,14 @@ def tests_of(fields):
 
 
 MOE = {"experts": 4, "top_k": 2, "expert_dim": 12}
-TestSiamese = tests_of({"topology": "siamese"})
-TestHybridPre = tests_of({"topology": "siamese:form=hybrid_pre"})
-TestExperts = tests_of({"topology": "siamese", "moe": MOE})
-TestWindow = tests_of({"topology": "pre", "sliding_window": 4})
-TestTied = tests_of({"topology": "siamese", "tie_word_embeddings": True})
-TestSpan = tests_of({"topology": "span"})
-TestHyper = tests_of({"topology": "hyper"})
-TestManifold = tests_of({"topology": "mhc"})
+TestSiamese = cases({"topology": "siamese"})
+TestHybridPre = cases({"topology": "siamese:form=hybrid_pre"})
+TestExperts = cases({"topology": "siamese", "moe": MOE})
+TestWindow = cases({"topology": "pre", "sliding_window": 4})
+TestTied = cases({"topology": "siamese", "tie_word_embeddings": True})
+TestSpan = cases({"topology": "span"})
+TestHyper = cases({"topology": "hyper"})
+TestManifold = cases({"topology": "mhc"})
 '''
 
 

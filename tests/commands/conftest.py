@@ -11,8 +11,6 @@ from train.small_runs import SMALL
 @pytest.fixture(scope="session")
 def language_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("language") / "a run"
-    assert (
-        main(["train", "lm-tiny", *SMALL, "max_length=48", "topology=siamese:form=hybrid_pre", "--run", str(folder)])
-        == 0
-    )
+    changes = ["max_length=48", "topology=siamese:form=hybrid_pre"]
+    assert main(["train", "lm-tiny", *SMALL, *changes, "--run", str(folder)]) == 0
     return folder

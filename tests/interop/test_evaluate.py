@@ -306,9 +306,7 @@ def test_perplexity_needs_no_harness(checkpoint, tmp_path, monkeypatch, capsys):
     (tmp_path / "some.txt").write_text(TEXT)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name, *rest: None if name == "lm_eval" else find(name, *rest)
-    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *of: None if name == "lm_eval" else find(name, *of))
     assert main(["evaluate", str(checkpoint), "--text", str(tmp_path / "some.txt")]) == 0
     assert "bits per byte" in capsys.readouterr().out
 
