@@ -147,7 +147,7 @@ def test_exported_with_a_static_cache_it_decodes_the_same():
     room = {"batch_size": 1, "max_cache_len": 8}
     model.generation_config.update(cache_implementation="static", cache_config=room, use_cache=True)
     exporter = TorchExportableModuleForDecoderOnlyLM(model, **room)
-    program = exporter.export(input_ids=ids[:, :1], cache_position=torch.tensor([0])).module()
+    program = exporter.export(input_ids=ids[:, :1], cache_position=torch.tensor([0]), strict=False).module()
     for step in range(5):
         found = program(input_ids=ids[:, step : step + 1], cache_position=torch.tensor([step]))
         torch.testing.assert_close(found[:, -1], expected[:, step], rtol=1e-4, atol=1e-5)

@@ -136,9 +136,8 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
-            position_ids = (torch.arange(x.shape[1], device=x.device) + past).unsqueeze(
-                0
-            )  # a static cache's is a tensor
+            # Added, not the start of the range: a static cache gives a tensor, whose value no exported shape may need.
+            position_ids = (torch.arange(x.shape[1], device=x.device) + past).unsqueeze(0)
         make_mask = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
         mask = make_mask(
             config=self.config,
