@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from siamesenorm.interop.official import load_lm, to_official
+from siamesenorm.interop.official import load_deit, load_dit, load_lm, to_official
 from siamesenorm.interop.olmo_config import OfficialError, parse_special
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm_config import LMConfig
@@ -69,6 +69,11 @@ def test_missing_extra_and_misshapen_keys_are_named():
         ({"clip_qkv": 8.0}, r"clip_qkv = 8\.0 is not supported"),
         ({"activation_type": "relu"}, "activation_type = 'relu' is not supported; it takes swiglu, gelu"),
         ({"n_layers": None}, "n_layers = None is not allowed"),
+        ({"n_layers": True}, "n_layers = True is not allowed"),
+        ({"n_heads": 5}, "heads = 5 is not allowed; it takes a divisor of dim = 64"),
+        ({"mlp_hidden_size": "x"}, "mlp_hidden_size = 'x' is not allowed; it takes a whole number from 1"),
+        ({"mlp_ratio": "x"}, "mlp_ratio = 'x' is not allowed; it takes a number above 0"),
+        ({"layer_norm_eps": -1}, "norm_eps = -1 is not allowed: input should be greater than 0"),
         ({"brand_new": 1}, "brand_new = 1 is not a known field"),
         ({"ffn_residual_after_norm": True}, "are no known topology"),
         ({"use_value_norm": True}, "use_value_norm = True is not supported with topology pre"),
@@ -76,8 +81,21 @@ def test_missing_extra_and_misshapen_keys_are_named():
 )
 def test_configs_that_would_load_as_another_model_are_refused(change, message):
     config, state, _ = read("lm_pre")
-    with pytest.raises(OfficialError, match=message):
+    with pytest.raises(OfficialError, match=message) as refused:
         load_lm(state, {**config, **change})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("load", "name"), [(load_lm, "lm_pre"), (load_deit, "deit_siamese"), (load_dit, "dit_siamese")]
+)
+def test_what_is_no_config_and_no_state_dict_is_refused(load, name):
+    config, state, _ = read(name)
+    for wrong in (None, [1], {1: 2}):
+        with pytest.raises(OfficialError, match="it takes a mapping of names to values"):
+            load(state, wrong)
+    with pytest.raises(OfficialError, match="state dict: not a tensor: "):
+        load(dict.fromkeys(state, 1), config)
 
 
 def test_special_config_is_data_not_code(tmp_path):

@@ -50,6 +50,8 @@ def test_missing_extra_and_misshapen_keys_are_named():
     ("change", "message"),
     [
         ({"init_values": 1e-4}, r"init_values = 0\.0001 is not a known field; known: img_size, "),
+        ({"mlp_ratio": "a"}, "mlp_ratio = 'a' is not allowed; it takes a number above 0"),
+        ({"depth": 0}, "blocks = 0 is not allowed: input should be greater than or equal to 1$"),
         ({"num_heads": 5}, "heads = 5 is not allowed; it takes a divisor of dim = 48"),
         ({"patch_size": 5}, "patch_size = 5 is not allowed; it takes a divisor of image_size = 32"),
     ],

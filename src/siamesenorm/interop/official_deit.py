@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from siamesenorm.interop.errors import OfficialError
+from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
 from siamesenorm.interop.renaming import Names, load_renamed, rename
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_config import ViTConfig
@@ -70,17 +71,14 @@ def load_deit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) 
 
 def read_deit_config(config_dict: Mapping[str, Any], topology: str) -> ViTConfig:
     """A configuration from the official constructor's keywords; what is not said is that constructor's default."""
-    unknown = sorted(set(config_dict) - set(KEYWORDS) - {"mlp_ratio"})
+    unknown = sorted(set(as_mapping(config_dict)) - set(KEYWORDS) - {"mlp_ratio"})
     if unknown:
         known = ", ".join([*KEYWORDS, "mlp_ratio"])
         raise OfficialError(f"config: {unknown[0]} = {config_dict[unknown[0]]!r} is not a known field; known: {known}")
     fields = {ours: config_dict[theirs] for theirs, ours in KEYWORDS.items() if theirs in config_dict}
-    fields = {**DEFAULTS, **fields, "topology": topology}
-    try:
-        ffn_dim = int(fields["dim"] * config_dict.get("mlp_ratio", 4.0))
-        return ViTConfig.model_validate({**fields, "ffn_dim": ffn_dim})
-    except (TypeError, ValueError) as error:
-        raise OfficialError(f"config: {error}") from error
+    width = whole_number(config_dict, "embed_dim", DEFAULTS["dim"])
+    ffn_dim = int(width * number(config_dict, "mlp_ratio", 4.0))
+    return checked(ViTConfig, {**DEFAULTS, **fields, "topology": topology, "ffn_dim": ffn_dim})
 
 
 def deit_names(model: VisionTransformer) -> Names:

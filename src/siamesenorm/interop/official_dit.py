@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from siamesenorm.interop.errors import OfficialError
+from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
 from siamesenorm.interop.renaming import Names, load_renamed, rename
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
@@ -58,26 +58,25 @@ BLOCK = {
 
 def read_dit_config(config: Mapping[str, Any], topology: str) -> DiTConfig:
     """A `DiTConfig` from the official class's keyword arguments; those left out have its defaults."""
-    unknown = sorted(set(config) - set(FIELDS))
+    unknown = sorted(set(as_mapping(config)) - set(FIELDS))
     if unknown:
         raise OfficialError(f"config: unknown fields {', '.join(unknown)}; known fields: {', '.join(FIELDS)}")
     given = {**FIELDS, **config}
-    try:
-        return DiTConfig(
-            input_size=given["input_size"],
-            patch_size=given["patch_size"],
-            channels=given["in_channels"],
-            classes=given["num_classes"],
-            dim=given["hidden_size"],
-            blocks=given["depth"],
-            heads=given["num_heads"],
-            ffn_dim=int(given["hidden_size"] * given["mlp_ratio"]),
-            class_dropout=given["class_dropout_prob"],
-            learn_sigma=given["learn_sigma"],
-            topology=topology,
-        )
-    except (ValidationError, TypeError) as error:
-        raise OfficialError(f"config: {' '.join(str(error).split())}") from None
+    dim = whole_number(given, "hidden_size")
+    ours = {
+        "input_size": given["input_size"],
+        "patch_size": given["patch_size"],
+        "channels": given["in_channels"],
+        "classes": given["num_classes"],
+        "dim": dim,
+        "blocks": given["depth"],
+        "heads": given["num_heads"],
+        "ffn_dim": int(dim * number(given, "mlp_ratio", 4.0)),
+        "class_dropout": given["class_dropout_prob"],
+        "learn_sigma": given["learn_sigma"],
+        "topology": topology,
+    }
+    return checked(DiTConfig, ours)
 
 
 def load_dit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) -> DiT:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from siamesenorm.interop.errors import OfficialError
+from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
 from siamesenorm.models.lm_config import LMConfig
 
 
@@ -73,10 +74,10 @@ SPECIAL_FIELDS = {
 
 def read_olmo_config(fields: Mapping[str, Any], *, two_streams: bool) -> LMConfig:
     """The `LMConfig` of a model described in OLMo's field names; `two_streams` as its weights show."""
-    _refuse_unknown(fields)
-    dim, heads = _need(fields, "d_model"), _need(fields, "n_heads")
+    _refuse_unknown(as_mapping(fields))
+    dim, heads = whole_number(fields, "d_model"), whole_number(fields, "n_heads")
     activation = _choose(fields, "activation_type", ACTIVATIONS, "swiglu")
-    inner = fields.get("mlp_hidden_size") or fields.get("mlp_ratio", 4) * dim
+    inner = whole_number(fields, "mlp_hidden_size", int(number(fields, "mlp_ratio", 4) * dim))
     qkv = tuple(bool(fields.get(f"use_{name}_norm")) for name in ("query", "key", "value"))
     topology = _topology(fields, two_streams, qkv == (True, True, True))
     dropout = fields.get("residual_dropout", 0.0)
@@ -90,28 +91,29 @@ def read_olmo_config(fields: Mapping[str, Any], *, two_streams: bool) -> LMConfi
         raise OfficialError(f"attention_layer_norm_with_affine must equal layer_norm_with_affine = {affine}")
     bias = bool(fields.get("include_bias", False))
     norm_bias = fields.get("bias_for_layer_norm")
-    return LMConfig(
-        vocab_size=fields.get("embedding_size") or _need(fields, "vocab_size"),
-        dim=dim,
-        blocks=_need(fields, "n_layers"),
-        heads=heads,
-        kv_heads=fields.get("n_kv_heads") or heads,
-        ffn_dim=inner // 2 if activation == "swiglu" else inner,
-        activation=activation,  # type: ignore[arg-type]  # chosen from the known ones
-        norm=_choose(fields, "layer_norm_type", NORMS, "default"),  # type: ignore[arg-type]
-        norm_eps=fields.get("layer_norm_eps", 1e-5),
-        norm_affine=affine,
-        norm_bias=bias if norm_bias is None else norm_bias,
-        bias=bias,
-        tied=fields.get("weight_tying", True),
-        topology=topology,
-        qk_norm=qk_norm,  # type: ignore[arg-type]
-        rope_theta=fields.get("rope_theta", 10000),
-        max_length=fields.get("max_sequence_length", 1024),
-        dropout=dropout,
-        init=_choose(fields, "init_fn", INITS, "mitchell"),  # type: ignore[arg-type]
-        init_std=fields.get("init_std", 0.02),
-    )
+    ours = {
+        "vocab_size": fields.get("embedding_size") or whole_number(fields, "vocab_size"),
+        "dim": dim,
+        "blocks": whole_number(fields, "n_layers"),
+        "heads": heads,
+        "kv_heads": fields.get("n_kv_heads") or heads,
+        "ffn_dim": inner // 2 if activation == "swiglu" else inner,
+        "activation": activation,
+        "norm": _choose(fields, "layer_norm_type", NORMS, "default"),
+        "norm_eps": fields.get("layer_norm_eps", 1e-5),
+        "norm_affine": affine,
+        "norm_bias": bias if norm_bias is None else norm_bias,
+        "bias": bias,
+        "tied": fields.get("weight_tying", True),
+        "topology": topology,
+        "qk_norm": qk_norm,
+        "rope_theta": fields.get("rope_theta", 10000),
+        "max_length": fields.get("max_sequence_length", 1024),
+        "dropout": dropout,
+        "init": _choose(fields, "init_fn", INITS, "mitchell"),
+        "init_std": fields.get("init_std", 0.02),
+    }
+    return checked(LMConfig, ours)
 
 
 def _refuse_unknown(fields: Mapping[str, Any]) -> None:
@@ -121,13 +123,6 @@ def _refuse_unknown(fields: Mapping[str, Any]) -> None:
             raise OfficialError(f"config: {name} = {value!r} is not supported; it takes {allowed}")
         if name not in USED | WITHOUT_EFFECT | NEUTRAL.keys() and value not in (None, False):
             raise OfficialError(f"config: {name} = {value!r} is not a known field of an OLMo model")
-
-
-def _need(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise OfficialError(f"config: {name} = {value!r} is not allowed; it takes a whole number from 1")
-    return value
 
 
 def _choose(fields: Mapping[str, Any], name: str, known: Mapping[str, str], default: str) -> str:
@@ -158,7 +153,7 @@ def _topology(fields: Mapping[str, Any], two_streams: bool, qkv_norm: bool) -> s
         bool(fields.get("attn_residual_after_norm", False)),
         bool(fields.get("ffn_residual_after_norm", False)),
     )
-    placements = [usual] * _need(fields, "n_layers")
+    placements = [usual] * whole_number(fields, "n_layers")
     for block, changes in parse_special(fields.get("norm_pos_special_config")).items():
         if not 0 <= block < len(placements):
             raise OfficialError(f"config: norm_pos_special_config names block {block} of {len(placements)}")

@@ -27,6 +27,7 @@ def rename(name: str, modules: Mapping[str, str]) -> str:
 def load_renamed(model: Model, names: Names, state: Mapping[str, Tensor]) -> Model:
     """Give a model from the meta device copies of `state`'s tensors; what does not fit raises with its names."""
     expected = model.state_dict()
+    _complain("not a tensor", [name for name, value in state.items() if not isinstance(value, Tensor)])
     _complain("missing", sorted(set(names.values()) - set(state)))
     _complain("unknown", sorted(set(state) - set(names.values())))
     _complain(
