@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saved import saved_bytes
 from siamesenorm import Residual, __version__
 
 RESULT = Path(__file__).parent / "results" / "residual.json"
@@ -143,24 +144,6 @@ def interleave(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, d
             "milliseconds": 1e3 * statistics.median(values),
         }
     return table
-
-
-def saved_bytes(model: SmallLM, tokens: Tensor) -> int:
-    """Bytes of all distinct storages that autograd keeps for backward, parameters left out."""
-    kept: dict[int, int] = {}
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    alive = []
-
-    def pack(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(t)  # a freed storage's address could come again
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        model(tokens)
-    return sum(kept.values())
 
 
 def peak_growth(contestant: str, norm: str, shape: str, sequence: int, size: int) -> int:

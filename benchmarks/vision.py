@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import siamesenorm.interop.timm  # noqa: F401  # before timm: it may need torchvision's operators declared
+from saved import saved_bytes
 from siamesenorm import __version__
 from siamesenorm.interop.official import to_official
 from siamesenorm.models.vit import VisionTransformer
@@ -82,24 +83,6 @@ def interleave(steps: dict[str, Callable[[], None]], rounds: int, reference: str
             "milliseconds": 1e3 * statistics.median(values),
         }
     return table
-
-
-def saved_bytes(model: nn.Module, images: Tensor) -> int:
-    """Bytes of all distinct storages that autograd keeps for backward, parameters left out."""
-    kept: dict[int, int] = {}
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    alive = []
-
-    def pack(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(t)  # a freed storage's address could come again
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        model(images)
-    return sum(kept.values())
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ def generate(
     ],
     prompts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", help="Texts to go on from, together.", show_default=False),
+        typer.Argument(metavar="PROMPT", help="Texts to go on from, together.", show_default=False),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens at most.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher is freer.")] = 0.8,

@@ -7,6 +7,7 @@ also that of the 15B mixture, whose shape the paper does not give.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +26,14 @@ class Preset(Generic[Config]):
     name: str
     about: str
     config: Config
+
+
+def changed(presets: Mapping[str, Preset[Config]], name: str, changes: Mapping[str, Any]) -> Config:
+    """The configuration of one of the presets, checked again with some of its fields changed."""
+    if name not in presets:
+        raise ValueError(f"model: unknown name {name!r}; known names: {', '.join(presets)}")
+    config = presets[name].config
+    return type(config).model_validate({**config.model_dump(), **changes})
 
 
 def _olmo(blocks: int, dim: int, *, ffn_dim: int | None = None, moe: MoEConfig | None = None) -> LMConfig:
@@ -80,6 +89,4 @@ PRESETS: dict[str, Preset[LMConfig]] = {
 
 def preset(name: str, **changes: Any) -> LMConfig:
     """The configuration of a preset, with fields changed if you like: ``preset("lm-nano", topology="pre")``."""
-    if name not in PRESETS:
-        raise ValueError(f"model: unknown name {name!r}; known names: {', '.join(PRESETS)}")
-    return LMConfig.model_validate({**PRESETS[name].config.model_dump(), **changes})
+    return changed(PRESETS, name, changes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from siamesenorm.models.presets import Preset
+from siamesenorm.models.presets import Preset, changed
 from siamesenorm.models.vit_config import ViTConfig
 
 DEIT_WIDTHS = {"tiny": 192, "small": 384, "base": 768}
@@ -48,6 +48,4 @@ VIT_PRESETS: dict[str, Preset[ViTConfig]] = {
 
 def vit_preset(name: str, **changes: Any) -> ViTConfig:
     """The configuration of a preset, with fields changed if you like: ``vit_preset("deit-tiny", topology="pre")``."""
-    if name not in VIT_PRESETS:
-        raise ValueError(f"model: unknown name {name!r}; known names: {', '.join(VIT_PRESETS)}")
-    return ViTConfig.model_validate({**VIT_PRESETS[name].config.model_dump(), **changes})
+    return changed(VIT_PRESETS, name, changes)
