@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from siamesenorm.layers import native
 from siamesenorm.residual.norms import LOW_PRECISION, runs_plain_eager
 
 Turn = tuple[Tensor, Tensor]
@@ -49,6 +50,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, direction: float) ->
     """`x` turned into `out`; direction -1 turns back."""
     if x.dtype in LOW_PRECISION:
         return out.copy_(_turn(x.float(), cos, sin, torch.empty_like(x, dtype=torch.float32), direction))
+    if native.turn_usable(x, cos, sin, out):
+        return native.turn(x, cos, sin, out, direction)
     half = x.shape[-1] // 2
     torch.mul(x, cos, out=out)
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=direction)

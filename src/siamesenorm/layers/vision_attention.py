@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from siamesenorm.layers.attention import Attention
+from siamesenorm.layers.linear import Linear
 from siamesenorm.residual.base import SublayerNeeds
 from siamesenorm.residual.norms import NormFactory
 
@@ -26,7 +27,7 @@ class VisionAttention(Attention):
     ) -> None:
         super().__init__(dim, heads, heads, dim // heads, needs=needs, norm=norm, qk_norm=qk_norm, bias=bias)
         if qkv_bias != bias:
-            self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+            self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
 
     def forward(self, h: Tensor) -> Tensor:  # type: ignore[override]  # nothing to share between layers
         """(batch, tokens, dim) to the same."""

@@ -15,12 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.layers.attention import Attention, AttentionContext
+from siamesenorm.layers.cache import KeyValueCache
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
+from siamesenorm.layers.linear import linear
 from siamesenorm.layers.mask import document_positions, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Turn, rotary_turn
-from siamesenorm.models.cache import KeyValueCache
 from siamesenorm.models.init import init_lm
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.residual import Flow, Place, Residual, Topology
@@ -235,7 +236,7 @@ class LanguageModel(nn.Module):
             hidden = hidden[:, keep]
         elif keep is not None:
             hidden = hidden[:, hidden.shape[1] - keep :]
-        return F.linear(hidden, self.head_weight)
+        return linear(hidden, self.head_weight)
 
     def _add_loss(self, output: LMOutput, labels: Tensor) -> None:
         z_weight = self.config.z_weight if self.training else 0.0  # held-out losses are plain, as perplexity needs them

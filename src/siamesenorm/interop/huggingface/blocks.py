@@ -55,7 +55,7 @@ class SiameseNormAttention(Attention):
         self, h: Tensor, turn: Turn, mask: Any, past_key_values: Cache | None, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         """(batch, tokens, dim) to the same, and the attention weights where the backend has them."""
-        q, k, v = (part.transpose(1, 2) for part in self.project(h, turn))
+        q, k, v = (part.transpose(1, 2) for part in self.project_and_turn(h, turn))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         backend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
