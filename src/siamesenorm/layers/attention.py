@@ -16,6 +16,7 @@ from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.mask import Visibility
 from siamesenorm.layers.rotary import Turn, rotate, split_and_rotate
 from siamesenorm.residual.base import AttentionNorm, SublayerNeeds, WeightRole
+from siamesenorm.residual.fused.recompute import recomputed, remembering
 from siamesenorm.residual.norms import NormFactory, runs_plain_eager
 
 RoleWeights = Iterator[tuple[WeightRole, Tensor]]
@@ -111,10 +112,11 @@ class Attention(nn.Module):
 
     def attend_all(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         """Attention of turned heads (batch, tokens, heads, head_dim) to themselves and to the cache, the same shape."""
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if context.cache is not None:
-            k, v = context.cache.update(self.layer, k, v)
-        return self.attend(q, k, v, context.visible, 0.0).transpose(1, 2)
+        with remembering(q, k, v):
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            if context.cache is not None:
+                k, v = context.cache.update(self.layer, k, v)
+            return self.attend(q, k, v, context.visible, 0.0).transpose(1, 2)
 
     def attend_next(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         """The same of one token whose heads are not yet turned: on CPU, all of it in one compiled step."""
@@ -128,25 +130,31 @@ class Attention(nn.Module):
 
     def project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, tokens, heads, head_dim), normed where asked."""
-        qkv = self.qkv(h)
-        split = qkv.view(*qkv.shape[:2], -1, self.head_dim)
-        q, k, v = split.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        if self.q_norm is None or self.k_norm is None:
-            return q, k, v
-        if self.norm_kind == "qk_projection":
-            q = self.q_norm(q.flatten(2)).view_as(q)
-            k = self.k_norm(k.flatten(2)).view_as(k)
-        else:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v if self.v_norm is None else self.v_norm(v)
+        q, k, v = self.split(self.qkv(h))
+        return self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
 
     def project_and_turn(self, h: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
-        """`project`, with queries and keys turned by their positions."""
+        """`project`, with queries and keys turned by their positions. Backward makes normed heads again."""
+        qkv = self.qkv(h)
         if self.q_norm is None:
-            qkv = self.qkv(h)
             return split_and_rotate(qkv.view(*qkv.shape[:2], -1, self.head_dim), self.heads, self.kv_heads, turn)
-        q, k, v = self.project(h)
-        return rotate(q, turn), rotate(k, turn), v
+        q, k, v = self.split(qkv)
+        return (
+            recomputed(lambda q: rotate(self.normed(q, self.q_norm), turn), q),
+            recomputed(lambda k: rotate(self.normed(k, self.k_norm), turn), k),
+            v if self.v_norm is None else recomputed(lambda v: self.normed(v, self.v_norm), v),
+        )
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """Heads of queries, keys and values."""
+        heads = qkv.view(*qkv.shape[:2], -1, self.head_dim)
+        return heads.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+
+    def normed(self, heads: Tensor, norm: nn.Module | None) -> Tensor:
+        """Heads (batch, tokens, heads, head_dim), normed one by one or, by ``qk_projection``, a token's all at once."""
+        if norm is None:
+            return heads
+        return norm(heads.flatten(2)).view_as(heads) if self.norm_kind == "qk_projection" else norm(heads)
 
     def role_weights(self) -> RoleWeights:
         """Weights by the role that init rules speak of; q, k and v as views of the fused projection."""

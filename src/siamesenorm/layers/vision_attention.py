@@ -31,14 +31,7 @@ class VisionAttention(Attention):
 
     def forward(self, h: Tensor) -> Tensor:  # type: ignore[override]  # nothing to share between layers
         """(batch, tokens, dim) to the same."""
-        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
-        if self.q_norm is not None and self.k_norm is not None:
-            if self.norm_kind == "qk_projection":
-                q, k = self.q_norm(q.flatten(2)).view_as(q), self.k_norm(k.flatten(2)).view_as(k)
-            else:
-                q, k = self.q_norm(q), self.k_norm(k)
-        if self.v_norm is not None:
-            v = self.v_norm(v)
+        q, k, v = self.project(h)
         o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         o = o.transpose(1, 2).flatten(2)
         return self.out(o if self.out_norm is None else self.out_norm(o))
