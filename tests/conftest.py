@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
+from installed import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # hooks
 from siamesenorm.interop.torchvision_ops import declare_missing_ops
 
 settings.register_profile(

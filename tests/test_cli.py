@@ -159,6 +159,7 @@ def test_json_of_one():
 
 BAD = {
     "siamse": ("unknown name 'siamse'", "did you mean siamese?"),
+    "SIAMESE": ("unknown name 'SIAMESE'", "did you mean siamese?"),
     "nothing_like_it": ("unknown name", "residual_dual"),
     "": ("unknown name ''", "known names"),
     "siamese:frm=plain": ("unknown option 'frm'", "did you mean form?"),
@@ -297,6 +298,12 @@ def test_models_lists_every_preset_and_explains_one():
     assert "FLOPs per token" in explained.stdout
 
 
-def test_models_refuses_a_topology_in_one_sentence(capsys):
-    assert main(["models", "lm-nano", "--topology", "siamse"]) == 2
-    assert "did you mean siamese?" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["lm-nano", "--topology", "siamse"], "did you mean siamese?"), (["lm-nan"], "did you mean lm-nano?")],
+)
+def test_models_refuses_unknown_names_in_one_sentence(arguments, said, capsys):
+    assert main(["models", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err

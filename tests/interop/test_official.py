@@ -1,18 +1,15 @@
 """Official checkpoints: outputs and gradients recorded from the official code, names, shapes and refusals."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors import safe_open
 
 from siamesenorm.interop.official import load_lm, to_official
 from siamesenorm.interop.olmo_config import OfficialError, parse_special
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm_config import LMConfig
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+from .recorded import assert_comes_back, assert_outputs_and_gradients, read
+
 TOPOLOGY = {
     "lm_hybrid_pre": ("siamese:form=hybrid_pre", "none"),
     "lm_hybridnorm": ("hybrid", "none"),
@@ -23,42 +20,17 @@ TOPOLOGY = {
 }
 
 
-def read(name):
-    """Config, weights, and everything recorded."""
-    with safe_open(FIXTURES / f"{name}.safetensors", "pt") as file:
-        config = json.loads(file.metadata()["config"])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    return config, part(tensors, "state."), tensors
-
-
-def part(tensors, prefix):
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-
-
 @pytest.mark.parametrize("name", TOPOLOGY)
 def test_outputs_and_gradients_are_the_official_ones(name):
     config, state, recorded = read(name)
     model = load_lm(state, config)
     assert (model.config.topology, model.config.qk_norm) == TOPOLOGY[name]
-    logits = model(recorded["input.input_ids"]).logits
-    torch.testing.assert_close(logits, recorded["output.0"], atol=1e-5, rtol=0)
-    # The recorded loss weighs every logit with a fixed random number.
-    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(5))
-    loss = (logits * weights).sum()
-    torch.testing.assert_close(loss[None], recorded["output.loss"], atol=1e-3, rtol=1e-5)
-    loss.backward()
-    grads, expected = to_official(model, grads=True), part(recorded, "grad.")
-    assert grads.keys() == expected.keys()
-    for key, grad in grads.items():
-        assert (grad - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
+    assert_outputs_and_gradients(model, [model(recorded["input.input_ids"]).logits], recorded)
 
 
 @pytest.mark.parametrize("name", TOPOLOGY)
 def test_back_to_official_is_the_same_file(name):
-    config, state, _ = read(name)
-    back = to_official(load_lm(state, config))
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[key], state[key]) for key in state)
+    assert_comes_back(load_lm, name)
 
 
 def test_loading_copies_and_takes_hub_prefixes():

@@ -1,30 +1,15 @@
 """Official vision checkpoints: outputs and gradients recorded from the official code, names, shapes and refusals."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors import safe_open
 
 from siamesenorm.interop.official import OfficialError, load_deit, to_official
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_config import ViTConfig
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+from .recorded import assert_comes_back, assert_outputs_and_gradients, read
+
 NAMES = ("deit_siamese", "deit_siamese_distilled")
-
-
-def read(name):
-    """Config, weights, and everything recorded."""
-    with safe_open(FIXTURES / f"{name}.safetensors", "pt") as file:
-        config = json.loads(file.metadata()["config"])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    return config, part(tensors, "state."), tensors
-
-
-def part(tensors, prefix):
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -35,18 +20,7 @@ def test_outputs_and_gradients_are_the_official_ones(name, fused):
     model.residual.fused = fused
     assert model.config.topology == "siamese"
     outputs = model(recorded["input.image"])
-    outputs = outputs if config["distilled"] else (outputs,)
-    # The recorded loss weighs every logit with a fixed random number.
-    generator, loss = torch.Generator().manual_seed(5), 0.0
-    for index, logits in enumerate(outputs):
-        torch.testing.assert_close(logits, recorded[f"output.{index}"], atol=1e-5, rtol=0)
-        loss = loss + (logits * torch.randn(logits.shape, generator=generator)).sum()
-    torch.testing.assert_close(loss[None], recorded["output.loss"], atol=1e-4, rtol=1e-5)
-    loss.backward()
-    grads, expected = to_official(model, grads=True), part(recorded, "grad.")
-    assert grads.keys() == expected.keys()
-    for key, grad in grads.items():
-        assert (grad - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
+    assert_outputs_and_gradients(model, outputs if config["distilled"] else [outputs], recorded)
 
 
 def test_evaluation_averages_both_heads():
@@ -58,10 +32,7 @@ def test_evaluation_averages_both_heads():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_back_to_official_is_the_same_file(name):
-    config, state, _ = read(name)
-    back = to_official(load_deit(state, config))
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[key], state[key]) for key in state)
+    assert_comes_back(load_deit, name)
 
 
 def test_missing_extra_and_misshapen_keys_are_named():

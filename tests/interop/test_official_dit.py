@@ -1,11 +1,7 @@
 """Official diffusion Transformers: recorded outputs and gradients, facebookresearch's names, refusals."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors import safe_open
 
 from siamesenorm.interop.official import OfficialError, load_dit, to_official
 from siamesenorm.interop.torchvision_ops import declare_missing_ops
@@ -13,46 +9,23 @@ from siamesenorm.layers.sincos import grid_positions
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
 
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "dit_siamese.safetensors"
-
-
-def read():
-    with safe_open(FIXTURE, "pt") as file:
-        config = json.loads(file.metadata()["config"])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    return config, part(tensors, "state."), tensors
-
-
-def part(tensors, prefix):
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+from .recorded import assert_comes_back, assert_outputs_and_gradients, read
 
 
 def test_siamese_outputs_and_gradients_are_the_official_ones():
-    config, state, recorded = read()
+    config, state, recorded = read("dit_siamese")
     model = load_dit(state, config).eval()
     assert model.config.topology == "siamese"
     out = model(recorded["input.x"], recorded["input.t"], recorded["input.y"])
-    torch.testing.assert_close(out, recorded["output.0"], atol=1e-5, rtol=0)
-    # The recorded loss weighs every number with a fixed random one.
-    loss = (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(5))).sum()
-    torch.testing.assert_close(loss[None], recorded["output.loss"], atol=1e-3, rtol=1e-5)
-    loss.backward()
-    grads, expected = to_official(model, grads=True), part(recorded, "grad.")
-    assert grads.keys() == expected.keys()
-    for key, grad in grads.items():
-        assert (grad - expected[key]).norm() <= 1e-4 * expected[key].norm(), key
+    assert_outputs_and_gradients(model, [out], recorded)
 
 
 def test_back_to_official_is_the_same_file():
-    config, state, _ = read()
-    back = to_official(load_dit(state, config))
-    assert back.keys() == state.keys()
-    for key in state:
-        assert torch.equal(back[key], state[key]), key
+    assert_comes_back(load_dit, "dit_siamese")
 
 
 def without_siamese_norms():
-    config, state, _ = read()
+    config, state, _ = read("dit_siamese")
     return config, {key: value for key, value in state.items() if "prenorm" not in key and "postnorm" not in key}
 
 

@@ -206,3 +206,16 @@ def test_bfloat16_autocast_is_close():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         low = model(x, labels=x).loss
     torch.testing.assert_close(low, model(x, labels=x).loss, atol=0.05, rtol=0.05)
+
+
+def test_moe_adds_its_losses_with_the_configs_weights():
+    moe = {"experts": 4, "top_k": 2, "expert_dim": 16}
+    model = LanguageModel(config(moe=moe), seed=0)
+    ids = torch.randint(0, 50, (2, 8))
+    output = model(ids, labels=ids)
+    balance = sum(stats.balance_loss for stats in output.experts) / 3
+    z = sum(stats.z_loss for stats in output.experts) / 3
+    torch.testing.assert_close(output.loss, output.cross_entropy + 0.01 * balance + 0.001 * z)
+    output.loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(block.ffn.router.weight.grad.abs().sum() > 0 for block in model.blocks)

@@ -11,6 +11,8 @@ from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_counts import count_vit
 from siamesenorm.models.vit_presets import VIT_PRESETS, vit_preset
 
+from .small import kept_for_backward
+
 # arXiv 2012.12877, table 1, and timm's models for the last digits.
 PUBLISHED = {
     "deit-tiny": 5717416,
@@ -50,18 +52,7 @@ def test_flops_are_those_that_torch_counts(distilled):
 @pytest.mark.parametrize("topology", ["pre", "siamese"])
 def test_activation_estimate_is_near_what_autograd_keeps(topology):
     model = VisionTransformer(vit_preset("vit-28", topology=topology))
-    storages: dict[int, int] = {}
-    alive = []
-
-    def note(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        alive.append(tensor)
-        return tensor
-
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        model(torch.zeros(4, 1, 28, 28))
-    per_image = sum(size for at, size in storages.items() if at not in weights) / 4
+    per_image = kept_for_backward(model, torch.zeros(4, 1, 28, 28)) / 4
     assert count_vit(model.config).activation_bytes == pytest.approx(per_image, rel=0.05)
 
 

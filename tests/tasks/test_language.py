@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from siamesenorm.data import arithmetic_choices, score_choices
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import ByteTokenizer
-from siamesenorm.models.counts import count
+from siamesenorm.models.lm_counts import count_lm
 from siamesenorm.tasks import TASKS, find_task
 from siamesenorm.tasks.harness import make_adapter
 from siamesenorm.tasks.language import LanguageTask, perplexity
@@ -175,14 +175,13 @@ def test_the_harness_gets_likelihoods_whole_texts_and_what_greedy_decoding_says(
 
 
 def test_a_mixture_of_experts_reports_its_balance_and_counts_active_experts():
-    pytest.importorskip("siamesenorm.layers.moe")
     t = task("model.moe.experts=4", "model.moe.top_k=2", "model.moe.expert_dim=8")
     model = t.build_model()
     batch = next(t.loader(rank=0, world_size=1, sample=0, pin_memory=False))
     metrics = t.loss(model, batch).metrics
     assert metrics.keys() == {"loss", "balance_loss", "router_entropy"}
     assert 0.5 < float(metrics["balance_loss"]) < 2
-    assert t.flops_per_sample(model) == pytest.approx(16 * count(t.model_config, length=16).flops_training)
+    assert t.flops_per_sample(model) == pytest.approx(16 * count_lm(t.model_config, length=16).flops_training)
 
 
 # Data ------------------------------------------------------------------------------------------------
@@ -226,7 +225,7 @@ def test_arrays_without_held_out_text_ask_for_some(tmp_path):
 def test_costs_are_those_of_the_counted_model(topology):
     t = task(f"topology={topology}", "dim=32", "blocks=3")
     model = t.build_model()
-    counts = count(t.model_config, length=16)
+    counts = count_lm(t.model_config, length=16)
     assert t.flops_per_sample(model) == pytest.approx(16 * counts.flops_training)
     assert t.parameters == pytest.approx(counts.total, rel=0.05)
     assert t.least_activations(True) < t.least_activations(False)

@@ -39,19 +39,9 @@ def test_every_language_recipe_of_the_paper_is_there_with_a_small_sibling():
     assert {"lm-tiny", "lm-depth-tiny", "moe-tiny", "arithmetic-tiny"} <= set(NAMES)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "preset"),
-    [
-        ("lm-1.3b", "lm-1.3b"),
-        ("lm-390m-10x1280", "lm-390m-10"),
-        ("lm-390m-17x1024", "lm-390m-17"),
-        ("lm-390m-33x768", "lm-390m-33"),
-        ("lm-390m-80x512", "lm-390m-80"),
-        ("moe-15b-a2b", "moe-15b-a2b"),
-    ],
-)
-def test_recipe_has_the_shape_of_its_preset(recipe, preset):
-    assert resolve(recipe).model == PRESETS[preset].config
+@pytest.mark.parametrize("name", FULL)
+def test_recipe_has_the_shape_of_its_preset(name):
+    assert resolve(name).model == PRESETS[name].config
 
 
 def test_the_papers_optimisation():

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
-    from siamesenorm.interop.harness import TaskScore
+    from siamesenorm.interop.harness import Loaded, TaskScore
     from siamesenorm.interop.perplexity import TextScore
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 PERPLEXITIES = ("bits_per_byte", "byte_perplexity", "token_perplexity", "word_perplexity", "nats_per_token")
 
 
@@ -53,7 +55,7 @@ def evaluate(
         Path | None, typer.Option("--output", "-o", help="Write everything to this JSON file.", show_default=False)
     ] = None,
     device: Annotated[str | None, typer.Option(help="Default: cuda where there is one, else cpu.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto takes the checkpoint's own.")] = "auto",
+    dtype: Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}; auto takes the checkpoint's own.")] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python files that lie in the checkpoint.")
     ] = False,
@@ -71,24 +73,28 @@ def evaluate(
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise InteropError(f"output: {str(output)!r} is not allowed; it takes a file in a folder that is there")
-    if (checkpoint / "config.yaml").is_file():
-        if names or text:
-            raise InteropError(
-                f"evaluate: {str(checkpoint)!r} is a run, which is measured on its own held-out data; --tasks and "
-                f"--text take a Hugging Face folder, which siamesenorm export --to hf makes of a language run"
-            )
+    if dtype not in DTYPES:
+        raise InteropError(f"dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
+    chosen = find_device(device)
+    is_run = (checkpoint / "config.yaml").is_file()
+    if is_run and not names and not text:
+        if limit or window or stride:
+            raise InteropError("evaluate: --limit, --window and --stride go with --tasks or --text; neither is given")
         with loading():
             from siamesenorm.commands.evaluate_run import evaluate_run
-        evaluate_run(Console(), checkpoint, output)
+        evaluate_run(Console(), checkpoint, output, chosen)
         return
     if not names and not text:
         raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both, or the folder of a run")
     with loading():
-        harness.require_eval()
+        harness.require_eval(tasks=bool(names))
     names = harness.resolve_tasks(names)
     texts = [(path, read_text(path)) for path in text or []]
     started = time.time()
-    loaded = harness.load_checkpoint(checkpoint, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    if is_run:
+        loaded = load_run(checkpoint, chosen, dtype)
+    else:
+        loaded = harness.load_checkpoint(checkpoint, device=chosen, dtype=dtype, trust_remote_code=trust_remote_code)
     length = min(window or loaded.max_length, loaded.max_length)
     scores = harness.run_tasks(loaded, names, limit=limit, batch_size=batch_size) if names else []
     console = Console()
@@ -115,6 +121,35 @@ def evaluate(
         }
         write_json(output, json.loads(json.dumps(result, default=str)))
         console.print(f"[dim]written to {output}[/dim]")
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device of a name, or the best there is."""
+    import torch
+
+    from siamesenorm.interop.errors import InteropError
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=device).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InteropError(f"device: {name!r} cannot be used here; it takes cpu, or cuda with a GPU") from None
+    return device
+
+
+def load_run(folder: Path, device: torch.device, dtype: str) -> Loaded:
+    """The model of a language run as the harness takes it; it need not be exported first."""
+    import torch
+
+    from siamesenorm.interop.harness import Loaded
+    from siamesenorm.interop.huggingface import from_language_model
+    from siamesenorm.interop.huggingface.tokenizer import for_transformers
+    from siamesenorm.train.trained import open_language_model
+
+    trained = open_language_model(folder)
+    limit, size = trained.model.config.max_length, trained.model.config.vocab_size
+    model = from_language_model(trained.model).to(device, None if dtype == "auto" else getattr(torch, dtype))
+    return Loaded(model, for_transformers(trained.tokenizer, size), limit)
 
 
 def read_text(path: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
     from siamesenorm.tasks.confusion import Confusion
@@ -16,10 +17,8 @@ MOST_COLUMNS = 16
 """Classes up to which the whole confusion table is shown."""
 
 
-def evaluate_run(console: Console, run: Path, output: Path | None) -> None:
+def evaluate_run(console: Console, run: Path, output: Path | None, device: torch.device) -> None:
     """Measure the model of a run as the run itself does, show it, and write it where asked."""
-    import torch
-
     from siamesenorm.data.atomic import write_json
     from siamesenorm.tasks import find_task
     from siamesenorm.tasks.classification import ClassificationTask
@@ -28,7 +27,6 @@ def evaluate_run(console: Console, run: Path, output: Path | None) -> None:
 
     trained = open_trained(run)
     task = find_task(trained.config.task).for_evaluation(trained.config)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = trained.model.to(device)
     metrics = task.evaluate(model, rank=0, world_size=1, average=lambda values: values, final=True)
     confusion = task.confusion if isinstance(task, ClassificationTask) else None

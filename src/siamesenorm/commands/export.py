@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 FORMATS = ("diffusers", "hf", "safetensors")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def export(
@@ -27,6 +28,11 @@ def export(
     remote_code: Annotated[
         bool, typer.Option(help="hf: put the code beside it that transformers loads without this package.")
     ] = True,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help=f"hf, safetensors: {', '.join(DTYPES)}; default: as the run has them.", show_default=False),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a target that is there.")] = False,
     vae: Annotated[
         Path | None,
         typer.Option(
@@ -37,26 +43,41 @@ def export(
     ] = None,
 ) -> None:
     """Write the weights of a run, finished or not, in another form."""
+    import torch
+
     from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.trained import open_language_model, open_trained, save_trained
 
     if to not in FORMATS:
         raise ConfigError(f"--to: {to!r} is not allowed; it takes one of {', '.join(FORMATS)}")
+    if dtype is not None and (dtype not in DTYPES or to == "diffusers"):
+        allowed = "a pipeline keeps the run's" if to == "diffusers" else f"it takes one of {', '.join(DTYPES)}"
+        raise ConfigError(f"--dtype: {dtype!r} is not allowed; {allowed}")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite or (to == "safetensors") == target.is_dir():
+            raise ConfigError(f"target: {str(target)!r} is there already; --overwrite replaces a {to} export")
+        if target.resolve() in (run.resolve(), *run.resolve().parents):
+            raise ConfigError(f"target: {str(target)!r} is not allowed; the run lies in it")
+    weights = None if dtype is None else getattr(torch, dtype)
     if to == "hf":
         exporter = exporter_of("hf", "huggingface", "transformers")
         trained = open_language_model(run)
-        exporter(trained.model, target, tokenizer=trained.tokenizer, remote_code=remote_code)
+        options = {"remote_code": remote_code, "dtype": weights, "overwrite": overwrite}
+        exporter(trained.model, target, tokenizer=trained.tokenizer, **options)
     elif to == "diffusers":
         export_pipeline(run, target, vae)
     else:
         if target.is_dir() or not target.absolute().parent.is_dir():
             raise ConfigError(f"target: {str(target)!r} is not allowed; it takes a file in a folder that is there")
-        save_trained(open_trained(run), target)
+        found = open_trained(run)
+        found.model.to(weights)
+        save_trained(found, target)
     typer.echo(str(target))
 
 
 def export_pipeline(run: Path, target: Path, vae: Path | None) -> None:
     """A run of diffusion as a pipeline of diffusers; models of pixels are held within ±1 on the way."""
+    from siamesenorm.interop.staging import staged
     from siamesenorm.lab.sampling import open_generator
     from siamesenorm.train.errors import ConfigError
 
@@ -65,7 +86,8 @@ def export_pipeline(run: Path, target: Path, vae: Path | None) -> None:
     if vae is not None and not made.latent:
         raise ConfigError(f"--vae: {str(vae)!r} is not allowed; this model makes pixels")
     names = made.class_names or None
-    exporter(made.model, made.process, target, class_names=names, vae=vae, clip=not made.latent)
+    with staged(target) as folder:
+        exporter(made.model, made.process, folder, class_names=names, vae=vae, clip=not made.latent)
 
 
 def exporter_of(name: str, room: str, package: str, extra: str = "hf") -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,46 +10,68 @@ import typer
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)],
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to go on from.")] = "",
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|HF_DIR",
+            help="Folder of a run, finished or not, or of a model that `siamesenorm export --to hf` wrote.",
+            show_default=False,
+        ),
+    ],
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROMPT]...", help="Texts to go on from, together.", show_default=False),
+    ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens at most.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher is freer.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Draw from so many likeliest tokens.", show_default=False)] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Draw from the likeliest tokens of this probability.", show_default=False)
     ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="A text that ends an answer and is left out; may be given again.", show_default=False),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.", show_default=False)] = None,
-    samples: Annotated[int, typer.Option(min=1, max=1024, help="Texts to make.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, max=1024, help="Texts to make of each prompt.")] = 1,
 ) -> None:
-    """Let a trained language model go on with a text."""
+    """Let a trained language model go on with a text, or with several."""
+    from siamesenorm.lab.inspection.source import open_folder
     from siamesenorm.models.generation import Sampling
     from siamesenorm.models.generation import generate as run_generation
     from siamesenorm.train.errors import ConfigError
-    from siamesenorm.train.trained import open_language_model
 
     try:
         Sampling(temperature, top_k, top_p)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    trained = open_language_model(run)
-    ids = trained.tokenizer.encode(prompt) or [trained.tokenizer.eos_id]
-    room = trained.model.config.max_length - len(ids)
-    if room < 1:
+    if "" in (stop or []):
+        raise ConfigError("stop: an empty text is not allowed; it takes at least one character")
+    found = open_folder(run)
+    tokenizer, limit = found.tokenizer, found.model.config.max_length
+    texts = [prompt for prompt in prompts or [""] for _ in range(samples)]
+    rows = [tokenizer.encode(text) or [tokenizer.eos_id] for text in texts]
+    longest = max(map(len, rows))
+    if longest >= limit:
         raise ConfigError(
-            f"prompt: {len(ids)} tokens are not allowed; with the answer it takes up to model.max_length = "
-            f"{trained.model.config.max_length}"
+            f"prompt: {longest} tokens are not allowed; with the answer it takes up to model.max_length = {limit}"
         )
     answers = run_generation(
-        trained.model,
-        [ids] * samples,
-        max_new_tokens=min(tokens, room),
+        found.model,
+        rows,
+        max_new_tokens=min(tokens, limit - longest),
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        stop_tokens=[trained.tokenizer.eos_id],
+        stop_tokens=[tokenizer.eos_id, *(ids[0] for text in stop or [] if len(ids := tokenizer.encode(text)) == 1)],
         seed=seed,
     )
-    for number, answer in enumerate(answers):
+    for number, (text, answer) in enumerate(zip(texts, answers, strict=True)):
         if number:
             typer.echo("·" * 8)
-        typer.echo(prompt + trained.tokenizer.decode(answer))
+        typer.echo(text + until(tokenizer.decode(answer), stop or []))
+
+
+def until(text: str, stops: Sequence[str]) -> str:
+    """The text before the first of the stops."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]

@@ -30,13 +30,14 @@ def models(
 
     from siamesenorm.models.families import FAMILIES
     from siamesenorm.residual import Residual
+    from siamesenorm.train.errors import ConfigError
 
     changes = {} if topology is None else {"topology": topology}
     if topology is not None:
         Residual(topology, dim=2, blocks=1)  # a wrong name or option ends here, in one sentence
     known = [key for family in FAMILIES.values() for key in family.presets]
     if name is not None and name not in known:
-        raise typer.BadParameter(f"unknown model {name!r}; known models: {', '.join(known)}", param_hint="NAME")
+        raise ConfigError(f"model: unknown name {name!r}; known names: {', '.join(known)}")
     described = [describe(key, changes) for key in ([name] if name else known)]
     if as_json:
         typer.echo(json.dumps(described[0] if name else described, indent=2))
@@ -83,12 +84,12 @@ def show_table(console: Console, described: list[dict[str, Any]]) -> None:
             short(counts["total"]),
             short(counts["active"]),
             f"{flops(counts['flops_training'])}/{entry['unit']}",
-            f"{counts['training_bytes'] / 2**30:.2f} GiB",
+            memory(counts["training_bytes"]),
             *([Text(entry["about"], style="dim")] if wide else []),
         )
     console.print(table)
     notes = (
-        "FLOPs: forward and backward; of a token in the longest sequence.\n"
+        "FLOPs: forward and backward, of a token in the longest sequence or of an image.\n"
         "training state: weights, gradients and AdamW's moments in float32.\n"
         "More of one: siamesenorm models NAME"
     )
@@ -117,9 +118,9 @@ def show_one(console: Console, entry: dict[str, Any]) -> None:
         f"{counts['topology_extra']:+,} against Pre-Norm",
         f"FLOPs per {unit}": f"{flops(counts['flops_forward'])} forward, "
         f"{flops(counts['flops_training'])} in training, {counts['length']} tokens",
-        "memory, float32": f"{gib(counts['weight_bytes'])} weights, {gib(counts['optimizer_bytes'])} AdamW's moments, "
-        f"{gib(counts['training_bytes'])} with gradients",
-        "activations": f"about {counts['activation_bytes'] / 2**20:.2f} MiB per {unit}",
+        "memory, float32": f"{memory(counts['weight_bytes'])} weights, "
+        f"{memory(counts['optimizer_bytes'])} AdamW's moments, {memory(counts['training_bytes'])} with gradients",
+        "activations": f"about {memory(counts['activation_bytes'])} per {unit}",
     }
     grid = Table.grid(padding=(0, 2, 0, 0))
     for title, text in rows.items():
@@ -141,9 +142,9 @@ def flops(number: float) -> str:
     return short(number).replace("B", "G")
 
 
-def gib(size: float) -> str:
-    """Bytes in GiB."""
-    return f"{size / 2**30:.2f} GiB"
+def memory(size: float) -> str:
+    """Bytes in GiB, or in MiB where these are few."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.2f} MiB"
 
 
 def _plain(value: Any) -> str:

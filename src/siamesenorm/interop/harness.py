@@ -43,14 +43,15 @@ class TaskScore:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-def require_eval() -> None:
-    """Raise one sentence where the extra is not installed."""
-    for module in ("transformers", "lm_eval"):
+def require_eval(*, tasks: bool = True) -> None:
+    """Raise one sentence where the extra is not installed; texts need no harness."""
+    for module in ("transformers", "lm_eval") if tasks else ("transformers",):
         if importlib.util.find_spec(module) is None:
             name = module.replace("_", "-")
             raise InteropError(f"evaluate needs the package {name!r}; install it with pip install 'siamesenorm[eval]'")
     declare_missing_ops()  # transformers imports torchvision where it is installed
-    import lm_eval  # noqa: F401  # takes seconds
+    if tasks:
+        import lm_eval  # noqa: F401  # takes seconds
 
 
 def local_tasks() -> list[str]:
@@ -87,7 +88,11 @@ def task_manager(names: Sequence[str]) -> Any:
 
 
 def load_checkpoint(
-    folder: str | Path, *, device: str | None = None, dtype: str = "auto", trust_remote_code: bool = False
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: str = "auto",
+    trust_remote_code: bool = False,
 ) -> Loaded:
     """A causal LM and its tokenizer from a folder as `save_pretrained` and `export` write it."""
     import transformers
@@ -96,7 +101,7 @@ def load_checkpoint(
 
     path = Path(folder)
     if not (path / "config.json").is_file():
-        raise InteropError(f"checkpoint: {str(folder)!r} is not a folder with a config.json in it")
+        raise InteropError(f"checkpoint: {str(folder)!r} is neither a run nor a folder with a config.json in it")
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
@@ -104,7 +109,6 @@ def load_checkpoint(
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InteropError(f"checkpoint: {str(folder)!r} cannot be loaded: {reason}") from error
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     limit = getattr(model.config, "max_position_embeddings", None) or 2048
     return Loaded(model.to(device).eval(), tokenizer, limit)
 

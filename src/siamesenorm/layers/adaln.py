@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from siamesenorm.residual.base import Gated
+from siamesenorm.residual.flow import Gated
 
 
 class Modulation(nn.Module):

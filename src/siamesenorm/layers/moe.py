@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from siamesenorm.layers.grouped import add_slots, grouped_linear, sort_slots
+from siamesenorm.layers.mlp import Activation
 from siamesenorm.residual.base import WeightRole
 from siamesenorm.residual.norms import LOW_PRECISION, NormFactory, runs_plain_eager
-
-Activation = Literal["swiglu", "gelu"]
 
 
 class RouterStats(NamedTuple):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.residual import Residual
 
 FLOAT32 = 4
 
@@ -47,44 +47,21 @@ class Counts:
         return asdict(self)
 
 
-def count(config: LMConfig, *, length: int | None = None) -> Counts:
-    """Count a configuration's model at sequence length `length` (default: its longest)."""
-    length = length or config.max_length
+def counts_of(model: Any, *, flops: float, length: int, activations: int, idle: int = 0) -> Counts:
+    """Counts of a model of any family, which may lie on the meta device; all but its stack counts as embedding.
+
+    flops: of a unit's forward pass. activations: numbers kept of a unit. idle: parameters that a unit does not use.
+    """
+    residual = model.residual
     with torch.device("meta"):
-        model = LanguageModel(config)
-        plain = LanguageModel(config.model_copy(update={"topology": "pre"}))
-    embedding = model.embedding.weight.numel() + (0 if config.tied else model.head_weight.numel())
-    active = size(model) - _idle(config, model)
-    return summary(
-        total=size(model),
-        active=active,
-        embedding=embedding,
-        topology=size(model.residual),
-        plain_topology=size(plain.residual),
-        flops=flops_forward(config, active - size(model.residual) - embedding, length),
-        length=length,
-        activations=activations(config),
-    )
-
-
-def summary(
-    *,
-    total: int,
-    active: int,
-    embedding: int,
-    topology: int,
-    plain_topology: int,
-    flops: float,
-    length: int,
-    activations: int,
-) -> Counts:
-    """Counts of a model from what was counted, with the bytes that follow from it."""
+        plain = Residual("pre", residual.dim, len(model.blocks), norm=residual.norms)
+    total, topology = size(model), size(residual)
     return Counts(
         total=total,
-        active=active,
-        embedding=embedding,
+        active=total - idle,
+        embedding=total - topology - size(model.blocks),
         topology=topology,
-        topology_extra=topology - plain_topology,
+        topology_extra=topology - size(plain),
         flops_forward=flops,
         flops_training=3 * flops,
         length=length,
@@ -98,30 +75,3 @@ def summary(
 def size(module: nn.Module) -> int:
     """All parameters of a module."""
     return sum(p.numel() for p in module.parameters())
-
-
-def _idle(config: LMConfig, model: LanguageModel) -> int:
-    """Parameters of the experts that a token is not sent to."""
-    if config.moe is None:
-        return 0
-    experts: list[nn.Module] = [block.ffn for block in model.blocks]  # type: ignore[misc]
-    stacked = sum(p.numel() for moe in experts for p in moe.parameters(recurse=False))
-    return stacked * (config.moe.experts - config.moe.top_k) // config.moe.experts
-
-
-def flops_forward(config: LMConfig, sublayer_parameters: int, length: int) -> float:
-    """Two per weight and token, the head included; attention's two products over what a token sees on average."""
-    seen = (length + 1) / 2
-    if config.window is not None and config.window < length:
-        seen = config.window - config.window * (config.window - 1) / (2 * length)
-    attention = 4 * config.blocks * config.heads * config.head_width * seen
-    return 2 * (sublayer_parameters + config.vocab_size * config.dim) + attention
-
-
-def activations(config: LMConfig) -> int:
-    """Numbers kept per token: a stream and a reading per sublayer, q, k, v, attention's output, the FFN's inner."""
-    inner = config.heads * config.head_width
-    qkv = inner + 2 * config.key_heads * config.head_width
-    hidden = config.ffn_dim if config.moe is None else config.moe.top_k * config.moe.expert_dim
-    ffn = (3 if config.activation == "swiglu" else 2) * hidden
-    return config.blocks * (4 * config.dim + qkv + inner + ffn) + 2 * config.dim

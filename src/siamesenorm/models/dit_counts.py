@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from siamesenorm.models.counts import Counts, size, summary
+from siamesenorm.models.counts import Counts, counts_of
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
 
@@ -13,18 +13,7 @@ def count_dit(config: DiTConfig) -> Counts:
     """Count a configuration's model; the unit is an image seen once."""
     with torch.device("meta"):
         model = DiT(config)
-        plain = DiT(config.model_copy(update={"topology": "pre"}))
-    total, sublayers, topology = size(model), size(model.blocks), size(model.residual)
-    return summary(
-        total=total,
-        active=total,
-        embedding=total - sublayers - topology,
-        topology=topology,
-        plain_topology=size(plain.residual),
-        flops=flops_of_dit(config),
-        length=config.tokens,
-        activations=activations_of_dit(config),
-    )
+    return counts_of(model, flops=flops_of_dit(config), length=config.tokens, activations=activations_of_dit(config))
 
 
 def flops_of_dit(config: DiTConfig) -> float:

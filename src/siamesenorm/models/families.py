@@ -8,11 +8,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from siamesenorm.models.counts import Counts, count
+from siamesenorm.models.counts import Counts
 from siamesenorm.models.dit_config import DiTConfig
 from siamesenorm.models.dit_counts import count_dit
 from siamesenorm.models.dit_presets import DIT_PRESETS
 from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm_counts import count_lm
 from siamesenorm.models.presets import PRESETS, Preset
 from siamesenorm.models.vit_config import ViTConfig
 from siamesenorm.models.vit_counts import count_vit
@@ -35,7 +36,7 @@ class Family:
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("language", "token", LMConfig, PRESETS, count),
+        Family("language", "token", LMConfig, PRESETS, count_lm),
         Family("vision", "image", ViTConfig, VIT_PRESETS, count_vit),
         Family("diffusion", "image", DiTConfig, DIT_PRESETS, count_dit),
     )

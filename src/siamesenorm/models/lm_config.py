@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from siamesenorm.layers.mlp import Activation
-from siamesenorm.residual import NormSpec, find_topology, parse_topology
+from siamesenorm.models.stack_config import StackConfig
+from siamesenorm.residual import NormSpec
 
 
 class MoEConfig(BaseModel):
@@ -30,18 +31,12 @@ class MoEConfig(BaseModel):
         return self
 
 
-class LMConfig(BaseModel):
+class LMConfig(StackConfig):
     """Everything that decides a language model's function and its first weights."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
     vocab_size: int = Field(ge=1, description="Rows of the embedding and of the head.")
-    dim: int = Field(ge=2, description="Width of the residual stream.")
-    blocks: int = Field(ge=1, description="Blocks of attention and FFN.")
-    heads: int = Field(ge=1, description="Heads of queries.")
     kv_heads: int | None = Field(default=None, ge=1, description="Heads of keys and values; default: as many as heads.")
     head_dim: int | None = Field(default=None, ge=2, description="Width of a head; default: dim / heads.")
-    ffn_dim: int = Field(ge=1, description="Hidden width of the FFN, what its output projection reads.")
     activation: Activation = Field(default="swiglu", description="swiglu (value and gate, each of ffn_dim) or gelu.")
     norm: Literal["rms", "layer"] = Field(default="rms", description="Kind of every norm.")
     norm_eps: float = Field(default=1e-5, gt=0, description="Added to the variance in every norm.")
@@ -49,11 +44,6 @@ class LMConfig(BaseModel):
     norm_bias: bool = Field(default=False, description="Whether norms have a bias.")
     bias: bool = Field(default=False, description="Whether projections have a bias.")
     tied: bool = Field(default=False, description="Whether the head is the embedding's own matrix.")
-    topology: str = Field(default="siamese", description="Residual topology: name, or name:option=value,option=value.")
-    qk_norm: Literal["none", "head", "projection"] = Field(
-        default="none",
-        description="Norm on queries and keys, per head or over the whole projection, if the topology asks for none.",
-    )
     rope_theta: float = Field(default=10000.0, gt=0, description="Base of the rotary angles.")
     max_length: int = Field(default=2048, ge=1, description="Longest sequence, prompt and answer together.")
     window: int | None = Field(
@@ -69,19 +59,10 @@ class LMConfig(BaseModel):
     init_std: float = Field(default=0.02, gt=0, description="Standard deviation of megatron and normal.")
     moe: MoEConfig | None = Field(default=None, description="Mixture of experts in place of the FFN; default: dense.")
 
-    @field_validator("topology")
-    @classmethod
-    def _known_topology(cls, text: str) -> str:
-        name, options = parse_topology(text)
-        find_topology(name).options_class.parse(options, name)
-        return text
-
     @model_validator(mode="after")
     def _check(self) -> LMConfig:
-        if self.head_dim is None and self.dim % self.heads:
-            raise ValueError(
-                f"heads = {self.heads} is not allowed; it takes a divisor of dim = {self.dim}, or give head_dim"
-            )
+        if self.head_dim is None:
+            self.check_heads(", or give head_dim")
         if self.heads % self.key_heads:
             raise ValueError(f"kv_heads = {self.kv_heads} is not allowed; it takes a divisor of heads = {self.heads}")
         if self.head_width % 2:

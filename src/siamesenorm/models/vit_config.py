@@ -4,37 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from siamesenorm.layers.mlp import Activation
-from siamesenorm.residual import NormSpec, find_topology, parse_topology
+from siamesenorm.models.stack_config import StackConfig
+from siamesenorm.residual import NormSpec
 
 Side = Annotated[int, Field(ge=1)]
 
 
-class ViTConfig(BaseModel):
+class ViTConfig(StackConfig):
     """Everything that decides a vision Transformer's function and its first weights; defaults are those of DeiT."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     image_size: Side | tuple[Side, Side] = Field(description="Pixels of an image's side, or height and width.")
     patch_size: int = Field(ge=1, description="Pixels of a patch's side; a divisor of the image's.")
     channels: int = Field(default=3, ge=1, description="Channels of an image: 3 for colour, 1 for grey.")
     classes: int = Field(ge=0, description="Classes to tell apart; 0: no head, the model gives features.")
-    dim: int = Field(ge=2, description="Width of the residual stream.")
-    blocks: int = Field(ge=1, description="Blocks of attention and FFN.")
-    heads: int = Field(ge=1, description="Attention heads; a divisor of dim.")
-    ffn_dim: int = Field(ge=1, description="Hidden width of the FFN, what its output projection reads.")
     activation: Activation = Field(default="gelu", description="gelu, or swiglu (value and gate, each of ffn_dim).")
     norm: Literal["rms", "layer"] = Field(default="layer", description="Kind of every norm.")
     norm_eps: float = Field(default=1e-6, gt=0, description="Added to the variance in every norm.")
     bias: bool = Field(default=True, description="Whether projections have a bias.")
     qkv_bias: bool = Field(default=True, description="Whether queries, keys and values have a bias.")
-    topology: str = Field(default="siamese", description="Residual topology: name, or name:option=value,option=value.")
-    qk_norm: Literal["none", "head", "projection"] = Field(
-        default="none",
-        description="Norm on queries and keys, per head or over the whole projection, if the topology asks for none.",
-    )
     distilled: bool = Field(default=False, description="A second token and head that learn from a teacher.")
     pool: Literal["token", "avg", "none"] = Field(
         default="token", description="What the head reads: the class token, the mean of all patches, every token."
@@ -50,17 +40,9 @@ class ViTConfig(BaseModel):
         default=False, description="Whether images of other sizes are taken, with positions interpolated each time."
     )
 
-    @field_validator("topology")
-    @classmethod
-    def _known_topology(cls, text: str) -> str:
-        name, options = parse_topology(text)
-        find_topology(name).options_class.parse(options, name)
-        return text
-
     @model_validator(mode="after")
     def _check(self) -> ViTConfig:
-        if self.dim % self.heads:
-            raise ValueError(f"heads = {self.heads} is not allowed; it takes a divisor of dim = {self.dim}")
+        self.check_heads()
         if any(side % self.patch_size for side in self.image_shape):
             raise ValueError(
                 f"patch_size = {self.patch_size} is not allowed; it takes a divisor of image_size = {self.image_size}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from siamesenorm.models.counts import Counts, size, summary
+from siamesenorm.models.counts import Counts, counts_of
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_config import ViTConfig
 
@@ -13,17 +13,8 @@ def count_vit(config: ViTConfig) -> Counts:
     """Count a configuration's model; the unit is an image."""
     with torch.device("meta"):
         model = VisionTransformer(config)
-        plain = VisionTransformer(config.model_copy(update={"topology": "pre"}))
-    total, sublayers, topology = size(model), size(model.blocks), size(model.residual)
-    return summary(
-        total=total,
-        active=total,
-        embedding=total - sublayers - topology,
-        topology=topology,
-        plain_topology=size(plain.residual),
-        flops=flops_of_image(config),
-        length=config.tokens,
-        activations=activations_of_image(config),
+    return counts_of(
+        model, flops=flops_of_image(config), length=config.tokens, activations=activations_of_image(config)
     )
 
 

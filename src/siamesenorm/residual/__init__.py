@@ -1,17 +1,10 @@
 """Residual topologies: how sublayer outputs flow back into a Transformer's residual stream. Needs torch only."""
 
-from siamesenorm.residual.base import (
-    Flow,
-    Gated,
-    InitRule,
-    Link,
-    Place,
-    SublayerNeeds,
-    Topology,
-    lay_out,
-)
+from siamesenorm.residual.base import InitRule, Link, SublayerNeeds, Topology
 from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.flow import Flow, Gated
 from siamesenorm.residual.norms import LayerNorm, Norms, NormSpec, RMSNorm
+from siamesenorm.residual.places import Place, lay_out
 from siamesenorm.residual.registry import TOPOLOGIES, Residual, find_topology, parse_topology
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The heart: a stack of sublayers, the links that join them to the residual stream(s), and one pass through it.
+"""The heart: what a topology is, and the links that join sublayers to the residual stream(s).
 
 A model hands its sublayers to a `Topology` and never knows which one it has::
 
@@ -15,79 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.errors import TopologyError
-from siamesenorm.residual.fused.recompute import remembering
+from siamesenorm.residual.flow import Flow, Streams
 from siamesenorm.residual.norms import NormLike, NormRole, Norms
 from siamesenorm.residual.options import Options
+from siamesenorm.residual.places import Blocks, Place, lay_out
 
-SublayerKind = Literal["attention", "cross_attention", "ffn", "parallel"]
 AttentionNorm = Literal["none", "qk_head", "qk_projection", "qkv_head"]
 WeightRole = Literal["query", "key", "value", "attention_out", "ffn_in", "ffn_out"]
 StreamKind = Literal["pre", "post", "mixed", "several"]
-Streams: TypeAlias = Any  # a tensor, or a tuple of them: whatever the topology carries
-Blocks: TypeAlias = int | Sequence[Sequence[str]]
-
-ATTENTION_KINDS = ("attention", "cross_attention")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one sublayer stands in the stack."""
-
-    index: int
-    """0-based among all sublayers."""
-    kind: str
-    """attention, cross_attention, ffn or parallel (attention and FFN on the same input)."""
-    block: int
-    """l: 0-based block."""
-    blocks: int
-    """L: number of blocks."""
-    position: int
-    """0-based within its block."""
-    size: int
-    """Sublayers in its block."""
-    total: int
-    """Sublayers in the stack: 2L when every block has attention and FFN."""
-
-    @property
-    def is_attention(self) -> bool:
-        """Whether queries, keys and values are read here."""
-        return self.kind in ATTENTION_KINDS
-
-    @property
-    def ends_block(self) -> bool:
-        """Whether this is its block's last sublayer."""
-        return self.position == self.size - 1
-
-
-def lay_out(blocks: Blocks) -> list[Place]:
-    """Places of a stack: ``12`` for twelve (attention, ffn) blocks, or the sublayer kinds of every block."""
-    whole = isinstance(blocks, int) and not isinstance(blocks, bool)
-    listed = isinstance(blocks, Sequence) and not isinstance(blocks, str)
-    if not whole and not (listed and all(isinstance(block, Sequence) for block in blocks)):  # type: ignore[union-attr]
-        raise TopologyError(f"blocks: {blocks!r} is not allowed; it takes a number or a list of sublayer kinds a block")
-    if isinstance(blocks, int):
-        if blocks < 1:
-            raise TopologyError(f"blocks: {blocks} is not allowed; a stack has at least 1 block")
-        blocks = [("attention", "ffn")] * blocks
-    known, kinds = get_args(SublayerKind), [tuple([b] if isinstance(b, str) else b) for b in blocks]
-    if not kinds or not all(kinds):
-        raise TopologyError("blocks: every stack needs at least 1 block and every block at least 1 sublayer")
-    for kind in (kind for block in kinds for kind in block):
-        if kind not in known:
-            raise TopologyError(f"blocks: unknown sublayer kind {kind!r}; known kinds: {', '.join(known)}")
-    total = sum(map(len, kinds))
-    places: list[Place] = []
-    for l, block in enumerate(kinds):
-        for position, kind in enumerate(block):
-            places.append(Place(len(places), kind, l, len(kinds), position, len(block), total))
-    return places
 
 
 @dataclass(frozen=True)
@@ -100,16 +41,6 @@ class SublayerNeeds:
     """A norm before the output projection of attention and FFN (Sub-LN)."""
 
 
-class Gated(NamedTuple):
-    """What a sublayer may return instead of a tensor: an output, and a gate (adaLN-Zero) that its update is times.
-
-    The gate works where an update is dropped: on what is added to the stream(s), behind any norm of the update.
-    """
-
-    output: Tensor
-    gate: Tensor
-
-
 @dataclass(frozen=True)
 class InitRule:
     """What a topology changes about weight initialisation; models multiply their own std by `scale[role]`."""
@@ -120,6 +51,12 @@ class InitRule:
     """Whether the initialiser's own depth factor on output projections stays (False: the rule replaces it)."""
     std: float | None = None
     """One std for all weights, where the topology's authors fix it."""
+
+    @classmethod
+    def of_branches(cls, factor: float) -> InitRule:
+        """Value, output and FFN weights times `factor`, in place of any other depth factor."""
+        roles: tuple[WeightRole, ...] = ("value", "attention_out", "ffn_in", "ffn_out")
+        return cls(dict.fromkeys(roles, factor), keeps_depth_factor=False)
 
     @property
     def is_neutral(self) -> bool:
@@ -296,95 +233,3 @@ class Topology(nn.Module):
         for place, link in zip(self.places, self.links, strict=False):
             if dropout or rates[place.block]:
                 link.drop = Drop(dropout, rates[place.block])
-
-
-class Flow:
-    """One forward pass through a topology: holds the streams while a model sends its sublayers through.
-
-    ::
-
-        flow = residual.start(x)
-        for block in self.blocks:
-            flow.through(block.attention, mask)
-            flow.through(block.ffn)
-        x = flow.close()
-
-    `through` is ``h = flow.read()``, the sublayer, ``flow.write(output)``; either may be called by hand.
-    `at` and `streams` restart a pass in the middle of the stack, as pipelines and checkpointed blocks do.
-    """
-
-    def __init__(self, topology: Topology, x: Tensor | None = None, *, streams: Streams = None, at: int = 0) -> None:
-        self.topology, self.index = topology, at
-        if not 0 <= at <= len(topology.links):
-            raise TopologyError(f"{topology.name}: at = {at} is not allowed; it takes 0 to {len(topology.links)}")
-        if (x is None) == (streams is None):
-            raise TopologyError(f"{topology.name}: a pass starts from an embedding or from streams, one of the two")
-        if x is not None:
-            topology.check_input(x)
-            streams = topology.open(x)
-        self._streams = streams
-        # An output not yet written, and its gate, so that write and read can be one step.
-        self._pending: tuple[Tensor, Tensor | None] | None = None
-        self._read: torch.Size | None = None
-
-    def read(self) -> Tensor:
-        """What the next sublayer sees."""
-        if self.index >= len(self.topology.links):
-            raise TopologyError(
-                f"{self.topology.name}: the stack has {len(self.topology.links)} sublayers, one more was run"
-            )
-        if self._read is not None:
-            raise TopologyError(f"{self.topology.name}: sublayer {self.index} was read but not written")
-        if self._pending is None:
-            self._streams, h = self.topology.links[self.index].read(self._streams)  # type: ignore[operator]
-        else:
-            self._streams, h = self.topology.step(self.index - 1, self._streams, *self._pending)
-            self._pending = None
-        self._read = h.shape
-        return h
-
-    def write(self, output: Tensor, gate: Tensor | None = None) -> None:
-        """Take the output of the sublayer that was read last, and a gate that its update is multiplied by."""
-        if self._read is None:
-            raise TopologyError(f"{self.topology.name}: sublayer {self.index} was written before it was read")
-        shape = output.shape if isinstance(output, Tensor) else type(output).__name__
-        if shape != self._read:
-            raise TopologyError(
-                f"{self.topology.name}: sublayer {self.index} must return one tensor of shape {tuple(self._read)}, "
-                f"got {shape if isinstance(shape, str) else tuple(shape)}"
-            )
-        self._pending, self._read = (output, gate), None
-        self.index += 1
-
-    def through(self, sublayer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Read, call ``sublayer(h, *args, **kwargs)``, write its output and return what it returned.
-
-        A sublayer may return a tuple (attention weights, a cache); its output is the first element. It may also
-        return `Gated`.
-        """
-        h = self.read()
-        with remembering(h):
-            result = sublayer(h, *args, **kwargs)
-        if isinstance(result, Gated):
-            self.write(*result)
-        else:
-            self.write(result[0] if isinstance(result, tuple) and result else result)
-        return result
-
-    @property
-    def streams(self) -> Streams:
-        """The streams after the last write; between sublayers, never between a read and its write."""
-        if self._read is not None:
-            raise TopologyError(f"{self.topology.name}: sublayer {self.index} was read but not written")
-        if self._pending is not None:
-            self._streams = self.topology.write(self.index - 1, self._streams, *self._pending)
-            self._pending = None
-        return self._streams
-
-    def close(self) -> Tensor:
-        """The stack's output; every sublayer must have been run."""
-        if self.index != len(self.topology.links):
-            raise TopologyError(
-                f"{self.topology.name}: the stack has {len(self.topology.links)} sublayers, {self.index} were run"
-            )
-        return self.topology.close(self.streams)

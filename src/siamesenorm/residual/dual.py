@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from siamesenorm.residual.base import Link, Place, Topology
+from siamesenorm.residual.base import Link, Topology
 from siamesenorm.residual.drop import Keep
+from siamesenorm.residual.places import Place
 
 Pair = tuple[Tensor, Tensor]
 

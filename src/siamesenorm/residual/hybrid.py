@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from siamesenorm.residual.base import Link, Place, SublayerNeeds, Topology
+from siamesenorm.residual.base import Link, SublayerNeeds, Topology
 from siamesenorm.residual.errors import TopologyError
-from siamesenorm.residual.single import PostStartLink, PreLink, RawLink
+from siamesenorm.residual.places import Place
+from siamesenorm.residual.post import PostStartLink
+from siamesenorm.residual.pre import PreLink, RawLink
 
 
 class Hybrid(Topology):

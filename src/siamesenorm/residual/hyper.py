@@ -14,10 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.residual.base import Link, Place, Topology
+from siamesenorm.residual.base import Link, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.norms import RMSNorm
 from siamesenorm.residual.options import Options, option
+from siamesenorm.residual.places import Place
 
 Mixed = tuple[Tensor, Tensor]
 

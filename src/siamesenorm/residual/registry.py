@@ -8,27 +8,16 @@ from typing import Any
 
 import torch
 
-from siamesenorm.residual.base import Blocks, StreamKind, Topology
+from siamesenorm.residual.base import StreamKind, Topology
 from siamesenorm.residual.dual import ResidualDual
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.hybrid import Hybrid, HybridStar
 from siamesenorm.residual.hyper import Hyper, Manifold
 from siamesenorm.residual.norms import NormLike, Norms
+from siamesenorm.residual.places import Blocks
+from siamesenorm.residual.post import DeepNorm, Keel, Mix, Post
+from siamesenorm.residual.pre import LayerScale, Peri, Pre, Reordered, ReZero, Sandwich, Scaled, SubLN
 from siamesenorm.residual.siamese import Siamese
-from siamesenorm.residual.single import (
-    DeepNorm,
-    Keel,
-    LayerScale,
-    Mix,
-    Peri,
-    Post,
-    Pre,
-    Reordered,
-    ReZero,
-    Sandwich,
-    Scaled,
-    SubLN,
-)
 from siamesenorm.residual.span import BottomToTop, Span
 
 TOPOLOGIES: dict[str, type[Topology]] = {

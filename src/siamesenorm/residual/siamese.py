@@ -17,13 +17,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.residual.base import InitRule, Link, Place, Streams, SublayerNeeds, Topology
+from siamesenorm.residual.base import InitRule, Link, SublayerNeeds, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.flow import Streams
 from siamesenorm.residual.fused.siamese import fused_step
 from siamesenorm.residual.norms import Norm, Norms, runs_plain_eager
 from siamesenorm.residual.options import Options, option
-from siamesenorm.residual.single import PostEndLink, PostStartLink, PreLink, RawLink
+from siamesenorm.residual.places import Place
+from siamesenorm.residual.post import PostEndLink, PostStartLink
+from siamesenorm.residual.pre import PreLink, RawLink
 
 Pair = tuple[Streams, Streams]
 DepthScaling = Literal["none", "sqrt(2(l+1))", "sqrt(l+1)"]

@@ -12,9 +12,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from siamesenorm.residual.base import InitRule, Link, Place, Topology
+from siamesenorm.residual.base import InitRule, Link, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.options import Options, option
+from siamesenorm.residual.places import Place
 
 Pair = tuple[Tensor, Tensor]
 

@@ -16,9 +16,9 @@ from siamesenorm.data.choices import arithmetic_choices, score_choices
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
-from siamesenorm.models.counts import activations, flops_forward
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm_counts import activations_of_token, flops_of_token
 from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.likelihood import log_likelihoods
@@ -249,7 +249,8 @@ class LanguageTask(Task):
 
     def least_activations(self, recomputed: bool) -> float:
         """A stream and a reading per sublayer; all the inside too where nothing is recomputed."""
-        kept = 2 * self.model_config.blocks * self.model_config.dim if recomputed else activations(self.model_config)
+        config = self.model_config
+        kept = 2 * config.blocks * config.dim if recomputed else activations_of_token(config)
         return kept * self.data_config.sequence_length
 
     def flops_per_sample(self, model: nn.Module) -> float:
@@ -261,7 +262,7 @@ class LanguageTask(Task):
             idle = (moe.experts - moe.top_k) * halves * self.model_config.dim * moe.expert_dim
             sublayers -= self.model_config.blocks * idle
         length = self.data_config.sequence_length
-        return 3 * length * flops_forward(self.model_config, sublayers, length)
+        return 3 * length * flops_of_token(self.model_config, sublayers, length)
 
     def chance_loss(self) -> float | None:
         """Entropy of the frequencies of tokens, over the first sequences of training."""

@@ -21,6 +21,8 @@ if int(transformers.__version__.split(".")[0]) < 5:
         name="transformers",
     )
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.convert import from_language_model, to_language_model
 from siamesenorm.interop.huggingface.exporter import export
@@ -32,6 +34,9 @@ from siamesenorm.interop.huggingface.modeling import (
 )
 from siamesenorm.interop.huggingface.tokenizer import byte_tokenizer
 
+# Trainer asks these tables of names which models predict the next token, and so which labels its smoothing shifts.
+MODEL_MAPPING_NAMES[SiameseNormConfig.model_type] = SiameseNormModel.__name__
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[SiameseNormConfig.model_type] = SiameseNormForCausalLM.__name__
 transformers.AutoConfig.register(SiameseNormConfig.model_type, SiameseNormConfig, exist_ok=True)
 transformers.AutoModel.register(SiameseNormConfig, SiameseNormModel, exist_ok=True)
 transformers.AutoModelForCausalLM.register(SiameseNormConfig, SiameseNormForCausalLM, exist_ok=True)

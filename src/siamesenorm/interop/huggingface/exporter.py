@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from siamesenorm.interop.huggingface.bundle import AUTO_MAP, bundled_files
 from siamesenorm.interop.huggingface.convert import from_language_model
 from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM
 from siamesenorm.interop.huggingface.tokenizer import JsonTokenizer, for_transformers
+from siamesenorm.interop.staging import staged
 from siamesenorm.models.lm import LanguageModel
 
 
@@ -85,21 +84,3 @@ def described(
         yield
     finally:
         model.config, model.generation_config = before
-
-
-@contextlib.contextmanager
-def staged(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place at the end, or vanishes with an error."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        yield folder
-        if target.is_dir():
-            shutil.rmtree(target)
-        elif target.exists():
-            target.unlink()
-        folder.chmod(0o755)
-        folder.rename(target)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise

@@ -136,7 +136,9 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
-            position_ids = torch.arange(past, past + x.shape[1], device=x.device).unsqueeze(0)
+            position_ids = (torch.arange(x.shape[1], device=x.device) + past).unsqueeze(
+                0
+            )  # a static cache's is a tensor
         make_mask = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
         mask = make_mask(
             config=self.config,
@@ -169,7 +171,7 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
             if wants_states:
                 self.hidden_state(x, self.residual, flow.streams)
         with offloaded(self.residual, self.residual):
-            hidden = flow.close()
+            hidden = self.residual.close(flow.streams)  # not flow.close(): a draft by early exit has fewer blocks
         return StackOutput(
             last_hidden_state=hidden, past_key_values=past_key_values, expert_losses=tuple(expert_losses) or None
         )

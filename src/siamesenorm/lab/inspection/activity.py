@@ -8,7 +8,7 @@ from torch import Tensor
 from siamesenorm.lab.inspection.probe import Probe, Sight, wide
 from siamesenorm.lab.inspection.result import Peak
 from siamesenorm.residual import Link, Place
-from siamesenorm.residual.base import Streams
+from siamesenorm.residual.flow import Streams
 
 MASSIVE, MASSIVE_MEDIANS = 100.0, 1000.0
 """Size and multiple of the median from which an activation is massive (arXiv 2402.17762)."""

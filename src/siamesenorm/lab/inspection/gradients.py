@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from siamesenorm.lab.inspection.probe import Sight, wide
 from siamesenorm.residual import Topology
-from siamesenorm.residual.base import Streams
+from siamesenorm.residual.flow import Streams
 
 
 class Gradients:

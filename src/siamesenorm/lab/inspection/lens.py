@@ -18,7 +18,7 @@ from siamesenorm.lab.inspection.parts import taken_apart_at_end
 from siamesenorm.lab.inspection.probe import Probe, Sight
 from siamesenorm.lab.inspection.result import LogitLens, Numbers
 from siamesenorm.lab.inspection.subject import Subject
-from siamesenorm.residual.base import Streams
+from siamesenorm.residual.flow import Streams
 
 TOKENS = 1024
 """Tokens asked for at most: the head is the dearest part of a model that has a large vocabulary."""

@@ -19,7 +19,7 @@ from siamesenorm.lab.inspection.similarity import BlockSimilarity
 from siamesenorm.lab.inspection.subject import Head, LossFunction, Subject, make_subject
 from siamesenorm.lab.inspection.watch import Watcher, at_rest, find_residual, watched
 from siamesenorm.residual import Link, Place, Topology
-from siamesenorm.residual.base import Streams
+from siamesenorm.residual.flow import Streams
 from siamesenorm.train.layout import unwrap
 
 

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual import Link, Topology
-from siamesenorm.residual.base import Streams
 from siamesenorm.residual.dual import DualLink, ResidualDual
+from siamesenorm.residual.flow import Streams
 from siamesenorm.residual.hyper import Hyper, HyperLink, Manifold, ManifoldLink
+from siamesenorm.residual.post import PostStartLink
+from siamesenorm.residual.pre import PreLink, ScaledLink
 from siamesenorm.residual.siamese import PairLink, Siamese
-from siamesenorm.residual.single import PostStartLink, PreLink, ScaledLink
 from siamesenorm.residual.span import InnerLink
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from siamesenorm.residual import Link, Place, Topology
-from siamesenorm.residual.base import Streams
+from siamesenorm.residual.flow import Streams
 
 
 def wide(x: Tensor) -> Tensor:

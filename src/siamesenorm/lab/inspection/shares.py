@@ -7,7 +7,7 @@ from siamesenorm.lab.inspection.parts import Sum, taken_apart_at_end, taken_apar
 from siamesenorm.lab.inspection.probe import Probe, Sight
 from siamesenorm.lab.inspection.result import Mixture
 from siamesenorm.residual import Link, Place
-from siamesenorm.residual.base import Streams
+from siamesenorm.residual.flow import Streams
 
 
 class Shares(Probe):

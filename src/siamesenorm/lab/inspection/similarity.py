@@ -16,7 +16,7 @@ from torch import Tensor
 
 from siamesenorm.lab.inspection.probe import Probe, Sight, wide
 from siamesenorm.lab.inspection.result import Similarity
-from siamesenorm.residual.base import Streams
+from siamesenorm.residual.flow import Streams
 
 TOKENS = 512
 """Tokens compared at most; a Gram matrix has their square."""

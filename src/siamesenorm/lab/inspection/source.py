@@ -63,7 +63,7 @@ def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
         if text is not None:
             raise InspectionError(f"--text: {str(text)!r} is not allowed; the run in {str(folder)!r} reads images")
         return Source(*open_images_of(folder, tokens))
-    found = _open_folder(folder)
+    found = open_folder(folder)
     if text is not None:
         texts = [read_text(text, found.tokenizer, tokens)]
     elif found.held_out is not None:
@@ -90,7 +90,8 @@ def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
     return Source(found.model.to(device), batch, facts)
 
 
-def _open_folder(folder: Path) -> Opened:
+def open_folder(folder: Path) -> Opened:
+    """The language model and tokenizer of a run, or of a folder that this package exported."""
     if not folder.is_dir():
         raise InspectionError(f"run: {str(folder)!r} is not a folder; it takes a run or an exported model")
     if (folder / CONFIG).is_file():

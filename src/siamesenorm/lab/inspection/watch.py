@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.residual import Link, Place, Topology
-from siamesenorm.residual.base import Streams
 from siamesenorm.residual.drop import Keep
+from siamesenorm.residual.flow import Streams
 
 
 class Watcher:

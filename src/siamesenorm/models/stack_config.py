@@ -1,0 +1,36 @@
+"""What the configurations of all models share: the shape of the stack, and its topology."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from siamesenorm.residual import Residual
+
+
+class StackConfig(BaseModel):
+    """A stack of blocks of attention and FFN: typed, frozen, every field documented, round-trips through JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    dim: int = Field(ge=2, description="Width of the residual stream.")
+    blocks: int = Field(ge=1, description="Blocks of attention and FFN.")
+    heads: int = Field(ge=1, description="Heads of attention.")
+    ffn_dim: int = Field(ge=1, description="Hidden width of the FFN, what its output projection reads.")
+    topology: str = Field(default="siamese", description="Residual topology: name, or name:option=value,option=value.")
+    qk_norm: Literal["none", "head", "projection"] = Field(
+        default="none",
+        description="Norm on queries and keys, per head or over the whole projection, if the topology asks for none.",
+    )
+
+    @field_validator("topology")
+    @classmethod
+    def _known_topology(cls, text: str) -> str:
+        Residual(text, dim=2, blocks=1)  # raises what is wrong with it
+        return text
+
+    def check_heads(self, otherwise: str = "") -> None:
+        """Raise where the heads do not share the width evenly."""
+        if self.dim % self.heads:
+            raise ValueError(f"heads = {self.heads} is not allowed; it takes a divisor of dim = {self.dim}{otherwise}")

@@ -1,0 +1,37 @@
+"""The language model's configuration: what it refuses, and its round trip."""
+
+import pytest
+from pydantic import ValidationError
+
+from siamesenorm.models.lm_config import LMConfig, MoEConfig
+from siamesenorm.models.presets import preset
+
+from .small import config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 5}, "heads = 5 is not allowed; it takes a divisor of dim = 32"),
+        ({"kv_heads": 3}, "kv_heads = 3 is not allowed; it takes a divisor of heads = 4"),
+        ({"head_dim": 7}, "head_dim = 7 is not allowed; rotary positions take an even number"),
+        ({"topology": "siames"}, "unknown name 'siames'"),
+        ({"topology": "siamese:form=x"}, "option form = 'x' is not allowed"),
+        ({"topology": "siamese:x=pre"}, "x = 'pre' is not allowed, because it never normalises its stream"),
+        ({"dropout": 1.0}, "less than 1"),
+        ({"widht": 3}, "Extra inputs are not permitted"),
+        ({"moe": {"experts": 2, "top_k": 3, "expert_dim": 8}}, "top_k = 3 is not allowed"),
+    ],
+)
+def test_wrong_fields_are_named(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        config(**changes)
+
+
+def test_round_trip_frozen_and_documented():
+    original = preset("moe-micro", topology="siamese:form=hybrid_pre")
+    assert LMConfig.model_validate_json(original.model_dump_json()) == original
+    with pytest.raises(ValidationError):
+        original.dim = 3
+    for model in (LMConfig, MoEConfig):
+        assert all(field.description for field in model.model_fields.values())
