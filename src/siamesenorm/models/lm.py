@@ -7,6 +7,7 @@ compiled, or run in another way through `LanguageModel.run`, which activation ch
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from siamesenorm.layers.mask import document_positions, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Turn, rotary_turn
-from siamesenorm.models.init import init_lm
+from siamesenorm.models.init import Around, init_lm
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.residual import Flow, Place, Residual, Topology
 
@@ -128,9 +129,9 @@ class LanguageModel(nn.Module):
             output_norm=c.norm_spec if needs.output_norm else None,
         )
 
-    def init_weights(self, seed: int | None = None) -> None:
+    def init_weights(self, seed: int | None = None, around: Around = nullcontext) -> None:
         """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`."""
-        init_lm(self, seed)
+        init_lm(self, seed, around)
 
     @property
     def head_weight(self) -> Tensor:

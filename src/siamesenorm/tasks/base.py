@@ -56,6 +56,8 @@ class Task(ABC):
     """Classes of the configuration's sections model, data and evaluation, and of further ones of its own."""
     unit: ClassVar[str] = "samples"
     """What throughput is counted in."""
+    in_parts: ClassVar[bool] = False
+    """Whether its model may be made on ``meta`` and given its first weights part by part."""
 
     @classmethod
     @abstractmethod

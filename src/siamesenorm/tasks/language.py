@@ -79,6 +79,7 @@ class LanguageTask(Task):
     name = "language"
     sections = {"model": LMConfig, "data": TextDataConfig, "evaluation": LanguageEvaluationConfig}  # noqa: RUF012
     unit = "tokens"
+    in_parts = True
 
     @classmethod
     def check(cls, config: Any) -> None:
