@@ -10,7 +10,8 @@ setup(
     ext_modules=[
         Extension(
             "siamesenorm.residual._kernels",
-            ["src/siamesenorm/residual/kernels.c"],
+            ["src/siamesenorm/residual/kernels.c", "src/siamesenorm/layers/kernels.c"],
+            depends=["src/siamesenorm/residual/rows.h"],
             optional=True,
             extra_compile_args=FLAGS,
         )

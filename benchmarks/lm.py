@@ -43,8 +43,7 @@ class Worker:
     def __init__(self, python: str, contestant: str, shape: dict[str, int], *extra: str, exact: bool = False) -> None:
         self.python, self.contestant = python, contestant
         arguments = [f"--{name}={value}" for name, value in shape.items()]
-        # Waiting threads must sleep, or the contestant that has just run would slow down the next one.
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        environment = dict(os.environ)
         if exact:  # freed blocks go back at once: the peak then follows live tensors, not malloc's habits
             environment |= {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         self.process = subprocess.Popen(

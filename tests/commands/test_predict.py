@@ -143,5 +143,5 @@ def test_what_is_no_classifier_is_said_in_one_sentence(run, files, tmp_path, cap
     assert "is no exported classifier" in one_sentence(["predict", str(tmp_path / "noise.safetensors"), image], capsys)
     assert "is not a run" in one_sentence(["predict", str(tmp_path / "nowhere"), image], capsys)
     assert "it takes one of language" in one_sentence(["generate", str(run)], capsys)
-    assert "is measured on its own" in one_sentence(["evaluate", str(run), "--tasks", "piqa"], capsys)
+    assert "it takes one of language" in one_sentence(["evaluate", str(run), "--tasks", "piqa"], capsys)
     assert "reads images" in one_sentence(["inspect", str(run), "--text", image], capsys)

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 from PIL import Image
+from tests.data.images.files import some_pixels, write_folder
 
 from siamesenorm.cli import main
+from siamesenorm.lab.sampling import open_generator
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 
@@ -56,6 +58,25 @@ def test_the_same_seed_makes_the_same_samples_and_single_files_go_by_class(run, 
     assert [path.name for path in (tmp_path / "folder" / "5").iterdir()] == ["000000.png"]
 
 
+def test_folders_that_are_not_there_are_made(run, tmp_path):
+    targets = [tmp_path / "new" / "grid.png", tmp_path / "other" / "strip.png", tmp_path / "more" / "every.npz"]
+    options = zip(("--out", "--filmstrip", "--individually"), targets, strict=True)
+    sample(run, *(part for option in options for part in option), "--classes", "1", "--per-class", 1)
+    assert all(target.is_file() for target in targets)
+
+
+def test_classes_have_the_names_of_the_images_also_in_a_run_that_is_not_finished(tmp_path):
+    names = ("Bag", "ankle boot", "t-shirt+top")
+    write_folder(tmp_path / "clothes", some_pixels(12, 8, 8, 1), np.arange(12) % 3, names)
+    config = resolve("dit-digits", [*SMALL, f"data.train={tmp_path / 'clothes'}", "evaluation.every=null", "samples=0"])
+    train(config, tmp_path / "run")
+    for name in ("weights.safetensors", "images.json"):  # as if it had been stopped before its end
+        (tmp_path / "run" / name).unlink()
+    generator = open_generator(tmp_path / "run")
+    assert generator.classes("bag, Ankle Boot,1") == [0, 1, 1]
+    assert [generator.name(number) for number in range(4)] == [*names, "3"]
+
+
 def test_refusals_leave_nothing_behind(run, tmp_path, capsys):
     out = str(tmp_path / "grid.png")
     for options, message in (
@@ -65,6 +86,11 @@ def test_refusals_leave_nothing_behind(run, tmp_path, capsys):
         (["--sampler", "euler"], "'euler' is not allowed for epsilon"),
         (["--steps", "5000"], "steps: 5000 is not allowed; it takes 1 to 1000"),
         (["--vae", str(tmp_path)], "this model makes pixels"),
+        (["--classes", ""], "classes: '' is not allowed"),
+        (["--guidance", "-1"], "guidance: -1.0 is not allowed; it takes 0 or more"),
+        (["--guidance", "nan"], "guidance: nan is not allowed"),
+        (["--individually", str(run)], "--individually: "),
+        (["--filmstrip", str(run / "config.yaml" / "strip.png")], "cannot be written: "),
     ):
         assert message in one_sentence(["sample", str(run), "--out", out, *options], capsys)
     assert "ends with .png" in one_sentence(["sample", str(run), "--out", str(tmp_path / "grid.jpg")], capsys)

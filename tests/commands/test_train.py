@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from torch.distributed.run import get_args_parser
 
 from siamesenorm.cli import main
 from siamesenorm.commands.train import folder_name
@@ -78,11 +79,26 @@ def test_without_a_folder_runs_go_to_runs(tmp_path, monkeypatch):
     assert folder.name.startswith("lm-tiny-data.train=python-docs")
 
 
-def test_recipes_are_listed_with_what_they_are(capsys):
+def test_the_folder_of_a_run_goes_on_with_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "lm-tiny", *SMALL, "steps=1", "warmup=0", "--out", "my run"]) == 0
+    assert main(["train", "my run"]) == 0
+    assert "my run: finished already" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    assert main(["train", "my run", "seed=1"]) == 0  # with a change it is another run
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("my_run-seed=1")
+
+
+def test_recipes_are_listed_with_what_they_are(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["recipes"]) == 0
     out = capsys.readouterr().out
     for name in recipe_names():
         assert name in out
+    assert out.index("lm-tiny") < out.index("classification") < out.index("deit-tiny") < out.index("diffusion")
+    assert max(map(len, out.splitlines())) <= 80
+    assert len(out.splitlines()) < 4 * len(recipe_names())  # words stay together in a narrow window
     assert main(["recipes", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == set(recipe_names())
 
@@ -208,3 +224,11 @@ def test_damaged_weights_are_one_sentence(run, tmp_path, capsys):
     shutil.copytree(run, copy)
     (copy / "weights.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     assert "cannot be read" in one_sentence(["generate", str(copy), "x"], capsys)
+
+
+@pytest.mark.parametrize("option", [["--out", "folder"], ["-o", "folder"], ["--resume"], ["--restart"]])
+def test_torchrun_hands_options_on(option):
+    """It takes any beginning of its own options for itself, wherever it stands: --run would be its --run-path."""
+    ours = ["siamesenorm", "train", "lm-tiny", "seed=1", *option]
+    taken = get_args_parser().parse_args(["--nproc-per-node", "2", "-m", *ours])
+    assert [taken.training_script, *taken.training_script_args] == ours

@@ -74,6 +74,12 @@ def test_a_run_trains_on_latents_and_verify_finds_them_sound(encoded, root, caps
     assert "take 4 and 4" in wrong
     wrong = one_sentence([*recipe[:-1], str(root / "other"), *sizes, *short, "evaluation.samples=10"], capsys)
     assert "siamesenorm fid" in wrong
+    sample = ["sample", str(root / "run"), "--classes", "3", "--per-class", "2", "--sampler", "ddim", "--steps", "2"]
+    files = ["--out", str(root / "grid.png"), "--individually", str(root / "made.npz")]
+    assert "vae: is missing" in one_sentence([*sample, *files], capsys)
+    assert main([*sample, *files, "--vae", str(root / "pipeline")]) == 0
+    with np.load(root / "made.npz", allow_pickle=False) as found:
+        assert found["arr_0"].shape == (2, 8, 8, 3)  # decoded: latents of 4 × 4 are pictures of 8 × 8
 
 
 def test_wrong_input_is_one_sentence(root, tmp_path, model, capsys):

@@ -118,6 +118,21 @@ def test_the_button_changes_the_theme_of_page_and_plots(browser, report):
     browser.evaluate("document.getElementById('theme').click()")
 
 
+def test_the_answer_stands_on_top_with_a_card_for_every_topology(browser, report):
+    browser.open(report)
+    cards = browser.evaluate("[...document.querySelectorAll('.card')].map(card => card.innerText)")
+    assert [card.split()[0] for card in cards] == ["pre", "siamese:depth_scaling=none,input_norm=false", "post"]
+    assert [card.split()[1] for card in cards] == ["2.103", "2.003", "2.307"]
+    assert "0.100 better than pre" in cards[1]
+    assert "stable at 1 of 2 learning rates" in cards[2]
+
+
+def test_tools_of_a_plot_come_by_hovering(browser, report):
+    browser.open(report)
+    bar = f"getComputedStyle({plot('curves')}.querySelector('.modebar')).opacity"
+    assert browser.evaluate(bar) == "0"
+
+
 def test_a_name_in_the_legend_can_be_hidden(browser, report):
     browser.open(report)
     hidden = "document.getElementById('plot-learning-rate').data.filter(t => t.visible === 'legendonly').length"
@@ -138,7 +153,10 @@ def test_an_inspection_opens_with_all_its_plots_and_its_strings_stay_text(browse
     for name in (drawn.name for drawn in plots(found)):
         assert browser.evaluate(f"{svg(name)}.querySelectorAll('.trace, .hm image').length") >= 1, name
     assert browser.evaluate("window.hacked") is None
-    assert EVIL in browser.evaluate("document.querySelector('h1').textContent")
+    assert EVIL.rpartition("/")[2] in browser.evaluate("document.querySelector('h1').textContent")
+    tops = browser.evaluate("[...document.querySelectorAll('.half')].map(half => half.getBoundingClientRect().top)")
+    assert len(tops) == 2
+    assert (tops[0] == tops[1]) == (width == 1200)  # the two streams' similarities stand side by side
 
 
 def plot(name: str) -> str:

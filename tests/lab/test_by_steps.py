@@ -4,7 +4,7 @@ import json
 
 from rich.console import Console
 
-from siamesenorm.lab import by_steps, figures
+from siamesenorm.lab import by_steps, curves
 from siamesenorm.lab.records import find_runs, read_records
 
 from .folders import write_run
@@ -40,7 +40,7 @@ def test_terminal_and_plot_show_the_same_lines(tmp_path):
     text = shown.get()
     assert "step 20" in text
     assert "7" in text
-    plotted = {trace["name"]: (trace["x"], trace["y"]) for trace in figures.held_out_curves(records, "frechet")["data"]}
+    plotted = {trace["name"]: (trace["x"], trace["y"]) for trace in curves.held_out_curves(records, "frechet")["data"]}
     assert plotted["siamese 0.01"] == ([20, 40], [3.0, 1.0])
 
 

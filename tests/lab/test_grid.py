@@ -65,6 +65,13 @@ def test_default_grid_is_pre_post_and_siamese_over_rates_and_seeds():
     assert len({c.seed for c in cells}) == 3
 
 
+def test_another_recipe_is_compared_at_its_own_rate():
+    cells = make_grid(recipe="dit-digits", topologies=["pre,siamese"]).cells()
+    assert {c.lr for c in cells} == {2e-3}
+    assert len(cells) == 2 * 3
+    assert {c.lr for c in make_grid(recipe="lm-tiny", lrs=["1e-3,2e-3"]).cells()} == {1e-3, 2e-3}
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [

@@ -10,11 +10,13 @@ import xml.etree.ElementTree
 import pytest
 
 from siamesenorm.cli import main
+from siamesenorm.lab.curves import loss_curves
 from siamesenorm.lab.export import export_figures, parse_formats
 from siamesenorm.lab.page import Page, label, script_json
 from siamesenorm.lab.presets import PRESETS
 from siamesenorm.lab.records import find_runs, read_records
 from siamesenorm.lab.report import write_report
+from siamesenorm.lab.report_page import what_ran
 from siamesenorm.lab.statistics import analyse
 from siamesenorm.train.errors import ConfigError
 
@@ -239,3 +241,22 @@ def test_a_missing_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"siamesenorm\[plot\]"):
         parse_formats("png")
+
+
+def test_the_page_says_what_all_runs_were(grid, tmp_path):
+    _, records, *_ = grid
+    assert what_ran(records) == ("Language, 12 blocks, width 64, 40 steps, 16 samples a step, trained on python-code")
+    write_run(tmp_path, overrides=("model.blocks=2", "data.train=/some where/corpus"), loss=2.0)
+    write_run(tmp_path, overrides=("model.blocks=3", "data.train=/some where/corpus"), loss=2.0)
+    told = what_ran(read_records(find_runs([tmp_path])))
+    assert "blocks" not in told
+    assert told.endswith("trained on corpus")
+
+
+def test_of_many_curves_the_best_and_the_failed_are_shown_first(tmp_path):
+    write_grid(tmp_path, {**SCORES, ("pre", 1e-1): [2.6], ("siamese", 1e-1): [2.2], ("siamese", 3e-1): [2.9]})
+    records = read_records(find_runs([tmp_path]))
+    lines = [line for line in loss_curves(records, analyse(records, baseline="pre"))["data"] if "name" in line]
+    assert len(lines) == 9
+    shown = {line["name"] for line in lines if line["visible"] is True}
+    assert shown == {"pre 0.01", "siamese 0.01", "post 0.001", "post 0.01"}

@@ -147,7 +147,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     states = [json.loads(p.read_text()) for p in (tmp_path / "stopped").glob("cells/*/status.json")]
     assert {state["state"] for state in states} == {"interrupted"}
     taken = max(state["step"] for state in states)
-    assert 20 < taken < 400
+    assert 0 < taken < 400
     process = start(tmp_path / "stopped", steps)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

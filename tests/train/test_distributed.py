@@ -15,7 +15,7 @@ from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, gradient_sync, uniform_groups
 from siamesenorm.train.weights import gather_weights
 
-from .tiny import CONFIGS, TinyRun, batch, tiny_model
+from .tiny import CONFIGS, TinyRun, batch, tiny_model, watched_whole
 from .worlds import run_world
 
 STEPS = 3
@@ -88,6 +88,32 @@ def test_sharding_divides_the_weights():
     sublayers = sum(p.numel() for n, p in tiny_model().named_parameters() if n.startswith("blocks"))
     everything = sum(p.numel() for p in tiny_model().parameters())
     assert run_world(2, shares, mode="tp") == pytest.approx([1 - sublayers / everything / 2] * 2)
+
+
+def made_in_parts(world, names):
+    """By name: numbers held whole, part by part, and the weights that came of it."""
+    results = {}
+    for name in names:
+        with torch.device("meta"):
+            model = tiny_model(name)
+        with watched_whole() as held:
+            results[name] = held, gather_weights(apply_parallelism(model, world, seed=0))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "names"), [("fsdp", 2, ["siamese", "hyper"]), ("hsdp", 4, ["siamese"]), ("tp", 4, list(CONFIGS))]
+)
+def test_first_weights_are_those_of_one_process_though_none_holds_the_whole_model(mode, size, names):
+    results = run_world(size, made_in_parts, names, mode=mode, group=2)
+    for name in names:
+        model = tiny_model(name)
+        expected, whole = gather_weights(model), sum(p.numel() for p in model.parameters())
+        largest = max(sum(p.numel() for p in block.parameters()) for block in model.blocks)
+        embedding, last = model.embedding.weight.numel(), sum(p.numel() for p in model.residual.parameters())
+        for held, weights in (result[name] for result in results):
+            assert max(held) <= embedding + max(largest, embedding + last) < whole
+            assert all(torch.equal(weights[key], value) for key, value in expected.items())
 
 
 def accumulate(world, mode):

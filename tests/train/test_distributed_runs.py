@@ -18,6 +18,7 @@ from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.yaml import write_yaml
 
+from .tiny import watched_whole
 from .worlds import run_world
 
 STEPS = 8
@@ -52,6 +53,12 @@ def dtype_of(options):
     return str(options["mp_policy"].param_dtype if "mp_policy" in options else None)
 
 
+def held_in(world, config, folder):
+    with watched_whole() as held:
+        run_in(world, config, folder)
+    return max(held)
+
+
 def losses(folder):
     return [(record["loss"], record["grad_norm"]) for record in read_metrics(folder) if "loss" in record]
 
@@ -69,6 +76,13 @@ def test_a_run_of_two_processes_is_the_run_of_one(tmp_path, mode):
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_no_process_of_a_sharded_run_holds_the_whole_model(tmp_path):
+    config = tiny_config(tmp_path, "train.steps=1", "schedule.warmup=0", "model.blocks=6", "parallel.mode=fsdp")
+    assert train(config, tmp_path / "one").state == "finished"
+    whole = sum(tensor.numel() for tensor in load_file(tmp_path / "one" / "weights.safetensors").values())
+    assert max(run_world(2, held_in, config, tmp_path / "two", mode="fsdp")) < whole / 2
 
 
 def test_shards_are_gathered_in_the_precision_of_the_run(tmp_path):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.parallel import clip_gradients, uniform_groups
+from siamesenorm.train.parallel import Spreading, clip_gradients, uniform_groups
 
 BATCH = 4
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -28,6 +31,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def tiny_model(name: str = "siamese", seed: int = 0) -> LanguageModel:
     base = {"vocab_size": 32, "dim": 16, "blocks": 2, "heads": 4, "ffn_dim": 24}
     return LanguageModel(LMConfig(**{**base, **CONFIGS[name]}), seed=seed)
+
+
+@contextlib.contextmanager
+def watched_whole() -> Iterator[list[int]]:
+    """How many numbers of a model are there and not sharded, whenever one of its parts is about to be spread."""
+    seen: list[int] = []
+    part = Spreading.part
+
+    def look(spreading: Spreading, module: nn.Module) -> None:
+        parameters = spreading.model.parameters()
+        seen.append(sum(p.numel() for p in parameters if not p.is_meta and not isinstance(p, DTensor)))
+        part(spreading, module)
+
+    Spreading.part = look  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        Spreading.part = part  # type: ignore[method-assign]
 
 
 def batch(step: int) -> Tensor:

@@ -36,7 +36,7 @@ def compare(
     ] = None,
     lrs: Annotated[
         list[str] | None,
-        typer.Option(help="Peak learning rates.", metavar="LR,…", show_default="from cautious to bold"),
+        typer.Option(help="Peak learning rates.", metavar="LR,…", show_default="three; a recipe's own"),
     ] = None,
     seeds: Annotated[
         list[str] | None,

@@ -50,36 +50,35 @@ def recipes(
 
 
 def show_table(console: Console, resolved: dict[str, RunConfig]) -> None:
-    """One row a recipe."""
+    """One row a recipe, task by task."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("name", style="bold cyan", no_wrap=True)
-    for column in ("task", "steps", "samples a step", "lr"):
-        table.add_column(column, no_wrap=True, justify="left" if column == "task" else "right")
-    table.add_column("", overflow="fold")
-    for name, config in resolved.items():
-        table.add_row(
-            name,
-            config.task,
-            length(config),
-            f"{config.train.batch_size:,}",
-            f"{config.optimizer.lr:g}",
-            Text(config.about, style="dim"),
-        )
-    console.print(table)
+    from siamesenorm.tasks import TASKS
+
+    widest = max(map(len, resolved))
+    for task in TASKS:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(style="bold cyan", no_wrap=True, min_width=widest)
+        table.add_column(no_wrap=True, justify="right", min_width=len("400,000 steps"))
+        table.add_column(style="dim")
+        for name, config in resolved.items():
+            if config.task == task:
+                table.add_row(name, length(config), Text(config.about))
+        console.print(Text(task, style="bold"))
+        console.print(table)
+        console.print()
     notes = (
         "All fields of one: siamesenorm recipes NAME\n"
         "Train one: siamesenorm train NAME topology=pre lr=3e-3\n"
-        "A recipe of your own: siamesenorm recipes NAME --yaml > mine.yaml, then siamesenorm train mine.yaml"
+        "A recipe of your own: siamesenorm recipes NAME --yaml > mine.yaml"
     )
-    console.print(Text(f"\n{notes}", style="dim"))
+    console.print(Text(notes, style="dim"))
 
 
 def length(config: RunConfig) -> str:
     """How long a recipe trains: steps, or epochs of data that are not known yet."""
-    return f"{config.steps:,}" if config.train.epochs is None else f"{config.train.epochs:g} epochs"
+    return f"{config.steps:,} steps" if config.train.epochs is None else f"{config.train.epochs:g} epochs"
 
 
 def show_one(console: Console, name: str, config: RunConfig) -> None:
@@ -98,14 +97,13 @@ def show_one(console: Console, name: str, config: RunConfig) -> None:
             value: Any = values
             for part in field.path.removeprefix(prefix).split("."):
                 value = value.get(part) if isinstance(value, dict) else None
-            about = Text.assemble(field.info.description or "", (f"  {describe_allowed(field)}", "dim"))
+            about = Text.assemble(field.info.description or "", (f" ({describe_allowed(field)})", "dim"))
             grid.add_row(Text(field.path, style="cyan"), Text(plain(value)), about)
         return grid
 
     values, fields = config.as_dict(), list(fields_of(type(config)))
     console.print(Text.assemble((name, "bold cyan"), "  ", config.about))
-    unit = "" if config.train.epochs is not None else " steps"
-    console.print(Text(f"{length(config)}{unit} of {config.train.batch_size:,} samples", style="dim"))
+    console.print(Text(f"{length(config)} of {config.train.batch_size:,} samples", style="dim"))
     for section in (field for field in fields if field.section is not None and "." not in field.path):
         inner = [f for f in fields if f.path.startswith(f"{section.path}.") and f.section is None]
         if not isinstance(values[section.path], dict):

@@ -50,9 +50,7 @@ def sample(
     from siamesenorm.tasks.diffusion.sampling import Sampler, usual_sampler
     from siamesenorm.train.errors import ConfigError
 
-    for option, path in (("--out", out), ("--filmstrip", filmstrip)):
-        if path is not None and path.suffix.lower() != ".png":
-            raise ConfigError(f"{option}: {str(path)!r} is not allowed; it takes a file that ends with .png")
+    _check_targets(out, filmstrip, individually)
     generator = open_generator(run)
     name: Any = sampler or usual_sampler(generator.process)
     made = Sampler(name, steps, guidance, guidance_channels, clip=not generator.latent)
@@ -60,9 +58,11 @@ def sample(
     if guidance != 1 and not generator.model.config.class_dropout:
         raise ConfigError(f"guidance: {guidance} is not allowed; a model that saw every label takes 1")
     decode = generator.decoder(vae)
-    chosen = list(dict.fromkeys(generator.classes(classes or f"0-{generator.model.config.classes - 1}")))
+    wanted = f"0-{generator.model.config.classes - 1}" if classes is None else classes
+    chosen = list(dict.fromkeys(generator.classes(wanted)))
     # Samples of one class stand apart, so that the first ones of all classes are in the first part.
     labels = np.array(chosen * per_class, dtype=np.int64)
+    _make_folders(out, filmstrip, individually)
     with _bar() as progress:
         task = progress.add_task("sampling", total=None)
         found = generator.make(
@@ -85,6 +85,36 @@ def sample(
         every = [generator.name(number) for number in range(generator.model.config.classes)]
         save_each(images, labels, every, individually)
         typer.echo(f"every sample: {individually}")
+
+
+def _check_targets(out: Path, filmstrip: Path | None, individually: Path | None) -> None:
+    """Say what cannot be written before anything is sampled."""
+    from siamesenorm.train.errors import ConfigError
+
+    for option, path in (("--out", out), ("--filmstrip", filmstrip)):
+        if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
+            raise ConfigError(f"{option}: {str(path)!r} is not allowed; it takes a file that ends with .png")
+    if individually is None:
+        return
+    if individually.suffix == ".npz":
+        wrong = individually.is_dir()
+    else:  # samples of an earlier call would be counted with these
+        wrong = individually.exists() and (not individually.is_dir() or any(individually.iterdir()))
+    if wrong:
+        raise ConfigError(
+            f"--individually: {str(individually)!r} is not allowed; it takes a folder that is empty or not there, "
+            "or a file that ends with .npz"
+        )
+
+
+def _make_folders(*targets: Path | None) -> None:
+    from siamesenorm.train.errors import ConfigError
+
+    for target in filter(None, targets):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{str(target)!r} cannot be written: {error.strerror}") from None
 
 
 def _bar() -> Any:

@@ -42,7 +42,13 @@ def train(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run; by default runs/ with the names of recipe and overrides."),
+        typer.Option(
+            "--run",
+            "--out",
+            "-o",
+            help="Folder of the run; by default runs/ with the names of recipe and overrides.",
+            show_default=False,
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that is there; fail if none is.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, removing what the run has written.")] = False,
@@ -64,7 +70,7 @@ def train(
         raise ConfigError("--resume and --restart: both are given; it takes one of the two")
     mode: Mode = "resume" if resume else "restart" if restart else "auto"
     config = resolve(recipe, overrides or [])
-    folder = run or Path("runs") / folder_name(recipe, overrides or [])
+    folder = run or default_folder(recipe, overrides or [])
     console = Console(stderr=True)
     world = World.start(config.parallel)
     try:
@@ -84,6 +90,12 @@ def train(
         raise typer.Exit(EXIT_DIVERGED)
     if result.signal is not None:
         raise typer.Exit(SIGNAL_BASE + result.signal.value)
+
+
+def default_folder(recipe: str, overrides: list[str]) -> Path:
+    """A folder of the command's own; the run itself where nothing but its folder is given, which goes on with it."""
+    path = Path(recipe)
+    return path if path.is_dir() and not overrides else Path("runs") / folder_name(recipe, overrides)
 
 
 def folder_name(recipe: str, overrides: list[str]) -> str:

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from siamesenorm.data.batches import Batch
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.order import Order
 from siamesenorm.data.tokenizer import TokenIds
@@ -28,8 +29,6 @@ from siamesenorm.data.tokens import Tokens
 IGNORED = -100
 BLOCK = 4096
 """Samples whose order is worked out at a time."""
-
-Batch = dict[str, Tensor]
 
 
 class TrainingData:

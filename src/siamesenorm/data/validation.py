@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from siamesenorm.data.batches import Batch
 from siamesenorm.data.errors import DataError
-from siamesenorm.data.packing import IGNORED, Batch, check_corpora, make_batch
+from siamesenorm.data.packing import IGNORED, check_corpora, make_batch
 from siamesenorm.data.tokens import Tokens
 
 

@@ -26,6 +26,7 @@ from siamesenorm.lab.provenance import command, cores, data_hashes, machine_fact
 from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
 from siamesenorm.tasks import find_task
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.recipes import resolve
 
 RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,3.2e-2", "0,1,2"
 """What is compared where nothing is asked for; docs/log.md says how it was chosen."""
@@ -91,12 +92,17 @@ def make_grid(
     return Grid(
         name,
         parse_topologies(topologies) if topologies else preset.topologies if preset else parse_topologies([TOPOLOGIES]),
-        parse_numbers(lrs, "--lrs", float) if lrs else preset.lrs if preset else parse_numbers([LRS], "", float),
+        parse_numbers(lrs, "--lrs", float) if lrs else preset.lrs if preset else _default_lrs(name, fixed),
         parse_numbers(seeds, "--seeds", int) if seeds else preset.seeds if preset else parse_numbers([SEEDS], "", int),
         tuple(fixed),
         tuple(axes),
         preset.name if preset else None,
     )
+
+
+def _default_lrs(recipe: str, overrides: Sequence[str]) -> tuple[float, ...]:
+    """Rates that suit the default recipe would not suit another: that has its own."""
+    return parse_numbers([LRS], "", float) if recipe == RECIPE else (resolve(recipe, overrides).optimizer.lr,)
 
 
 def prepare_text(source: Path, out: Path) -> Path:

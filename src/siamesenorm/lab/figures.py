@@ -1,14 +1,11 @@
-"""The plots of a comparison, as plain plotly figures: curves, loss by learning rate, differences, heat map, cost."""
+"""The plots of a comparison, as plain plotly figures: loss by learning rate, differences, heat map, cost."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
-from siamesenorm.lab.by_steps import by_steps
 from siamesenorm.lab.page import PALETTE, Figure, label
-from siamesenorm.lab.records import Records, Run
+from siamesenorm.lab.records import Records
 from siamesenorm.lab.statistics import Analysis, Comparison
 from siamesenorm.lab.tables import place_text
 
@@ -16,8 +13,8 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "pentagon", "hexagon", "cross")
 LONGEST = 20
 """Signs of a title that are not folded."""
-MOST_LINES = 12
-"""Curves that are shown at once; of more, those at a topology's best learning rate, the others by a click."""
+COSTS = ("#6366f1", "#94a3b8", "#14b8a6")
+"""Colours of what is measured; those of topologies would mislead."""
 
 
 def colours(records: Records) -> dict[str, str]:
@@ -33,99 +30,6 @@ def title_of(topology: str, setting: str) -> str:
 def folded(title: str) -> str:
     """A title for the side of a plot, in lines of a few words."""
     return title.replace(",", ",<br>").replace(":", ":<br>") if len(title) > LONGEST else title
-
-
-# Loss over steps -------------------------------------------------------------------------------------------
-
-
-def loss_curves(records: Records, analysis: Analysis) -> Figure:
-    """Training loss over steps, the mean of seeds with a band from the lowest to the highest."""
-    lines: dict[tuple[str, str, float], list[Run]] = defaultdict(list)
-    for run in records.runs:
-        lines[run.topology, records.setting(run), run.lr].append(run)
-    best = {(r.topology, r.setting): r.best for r in analysis.ranges}
-    data: list[dict[str, Any]] = []
-    for (topology, setting, lr), runs in lines.items():
-        shown = len(lines) <= MOST_LINES or best.get((topology, setting)) in (lr, None)
-        colour, name = colours(records)[topology], f"{title_of(topology, setting)} {lr:g}"
-        steps, means, lows, highs = _band(runs)
-        common = {"legendgroup": name, "visible": True if shown else "legendonly", "mode": "lines"}
-        if len(runs) > 1:
-            data.append(
-                {
-                    **common,
-                    "x": [*steps, *reversed(steps)],
-                    "y": [*highs, *reversed(lows)],
-                    "fill": "toself",
-                    "fillcolor": _transparent(colour),
-                    "line": {"width": 0},
-                    "hoverinfo": "skip",
-                    "showlegend": False,
-                }
-            )
-        dash = DASHES[records.lrs.index(lr) % len(DASHES)]
-        seeds = "" if len(runs) == 1 else f", {len(runs)} seeds"
-        data.append(
-            {
-                **common,
-                "x": steps,
-                "y": means,
-                "name": name,
-                "line": {"color": colour, "dash": dash, "width": 2},
-                "hovertemplate": f"{name}{seeds}<br>step %{{x}}: %{{y:.4f}}<extra></extra>",
-            }
-        )
-        ends = [run for run in runs if run.state in ("diverged", "stuck") and run.curve]
-        if ends:
-            data.append(
-                {
-                    **common,
-                    "mode": "markers",
-                    "x": [run.curve[-1][0] for run in ends],
-                    "y": [run.curve[-1][1] for run in ends],
-                    "text": [label(f"{run.state}, seed {run.seed}: {run.message}") for run in ends],
-                    "hovertemplate": "%{text}<extra></extra>",
-                    "marker": {"symbol": "x", "size": 11, "color": colour},
-                    "showlegend": False,
-                }
-            )
-    layout = {
-        "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": "training loss"}, "type": "log"},
-        "hovermode": "closest",
-    }
-    return {"data": data, "layout": layout}
-
-
-def held_out_curves(records: Records, metric: str) -> Figure:
-    """A held-out number over steps, means over seeds."""
-    data = [
-        {
-            "mode": "lines+markers",
-            "name": f"{title_of(line.topology, line.setting)} {line.lr:g}",
-            "x": list(line.values),
-            "y": list(line.values.values()),
-            "line": {
-                "color": colours(records)[line.topology],
-                "dash": DASHES[records.lrs.index(line.lr) % len(DASHES)],
-                "width": 2,
-            },
-        }
-        for line in by_steps(records, metric)
-    ]
-    layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": metric}, "type": "log"}}
-    return {"data": data, "layout": layout}
-
-
-def _band(runs: Sequence[Run]) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Steps with mean, lowest and highest loss of the runs that came so far."""
-    by_step: dict[int, list[float]] = defaultdict(list)
-    for run in runs:
-        for step, loss in run.curve:
-            by_step[step].append(loss)
-    steps = sorted(by_step)
-    means = [sum(by_step[s]) / len(by_step[s]) for s in steps]
-    return steps, means, [min(by_step[s]) for s in steps], [max(by_step[s]) for s in steps]
 
 
 # Against the learning rate -----------------------------------------------------------------------------------
@@ -305,7 +209,7 @@ def cost(records: Records, analysis: Analysis) -> Figure:
                     "x": [folded(title_of(c.topology, c.setting)) for c in known],
                     "y": shares,
                     "name": name,
-                    "marker": {"color": PALETTE[(number + 4) % len(PALETTE)]},
+                    "marker": {"color": COSTS[number]},
                     "text": [f"{share:.0f}" for share in shares],
                     "textposition": "auto",
                     "hovertemplate": f"%{{x}}<br>{name}: %{{y:.1f}} %<extra></extra>",
@@ -313,8 +217,3 @@ def cost(records: Records, analysis: Analysis) -> Figure:
             )
     title = label(f"% of {analysis.baseline}")
     return {"data": data, "layout": {"barmode": "group", "yaxis": {"title": {"text": title}, "rangemode": "tozero"}}}
-
-
-def _transparent(colour: str) -> str:
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.15)"

@@ -47,18 +47,15 @@ class Setting:
     overrides: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run of a grid."""
+class OnAxes:
+    """What has a place on the axes that every grid has."""
 
     config: RunConfig
-    settings: tuple[str, ...] = ()
-    """Labels of its values on the grid's further axes."""
 
     @property
     def topology(self) -> str:
         """What the residual stream does in it."""
-        return topology_of(self.config)
+        return str(getattr(self.config.model, "topology", ""))
 
     @property
     def lr(self) -> float:
@@ -69,6 +66,15 @@ class Cell:
     def seed(self) -> int:
         """What decides first weights and data order."""
         return self.config.train.seed
+
+
+@dataclass(frozen=True)
+class Cell(OnAxes):
+    """One run of a grid."""
+
+    config: RunConfig
+    settings: tuple[str, ...] = ()
+    """Labels of its values on the grid's further axes."""
 
     @property
     def name(self) -> str:
@@ -116,11 +122,6 @@ class Grid:
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
-
-
-def topology_of(config: RunConfig) -> str:
-    """The topology of a run of any task."""
-    return str(getattr(config.model, "topology", ""))
 
 
 def fingerprint(config: RunConfig) -> str:

@@ -17,7 +17,7 @@ import html
 import json
 from collections.abc import Iterable, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from siamesenorm.lab.page_parts import SCRIPT, STYLE
 
@@ -26,6 +26,15 @@ Figure = dict[str, Any]
 
 PALETTE = ("#3b82f6", "#f97316", "#10b981", "#d946ef", "#eab308", "#06b6d4", "#ef4444", "#8b5cf6", "#84cc16", "#94a3b8")
 """Colours that are legible on light and on dark."""
+
+
+class Card(NamedTuple):
+    """A number that answers a question, and what to know of it."""
+
+    title: str
+    value: str
+    lines: Sequence[str]
+    colour: str
 
 
 class Page:
@@ -52,28 +61,52 @@ class Page:
         self.parts.append(f'<ul class="{escape(kind)}">{items}</ul>' if items else "")
         return self
 
+    def cards(self, cards: Iterable[Card]) -> Page:
+        """Numbers side by side, each in large type."""
+        shown = []
+        for card in cards:
+            lines = "".join(f"<span>{escape(text)}</span>" for text in card.lines)
+            shown.append(
+                f'<div class="card" style="border-top-color:{escape(card.colour)}"><h3>{escape(card.title)}</h3>'
+                f"<strong>{escape(card.value)}</strong>{lines}</div>"
+            )
+        self.parts.append(f'<div class="cards">{"".join(shown)}</div>' if shown else "")
+        return self
+
+    def facts(self, pairs: Iterable[tuple[str, str]]) -> Page:
+        """Names and what they are."""
+        shown = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs)
+        self.parts.append(f'<dl class="facts">{shown}</dl>')
+        return self
+
     def table(
-        self, headers: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "", words: int = 1
+        self,
+        headers: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        caption: str = "",
+        words: int = 1,
+        folded: str = "",
     ) -> Page:
-        """A table; all but the first `words` columns are set as numbers."""
+        """A table; all but the first `words` columns are set as numbers. folded: behind a line that says this."""
         head = "".join(f"<th{_side(n, words)}>{escape(text)}</th>" for n, text in enumerate(headers))
         body = "".join(
             "<tr>" + "".join(f"<td{_side(n, words)}>{escape(text)}</td>" for n, text in enumerate(row)) + "</tr>"
             for row in rows
         )
         below = f"<caption>{escape(caption)}</caption>" if caption else ""
-        self.parts.append(
-            f'<div class="wide"><table>{below}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        )
+        table = f'<div class="wide"><table>{below}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        self.parts.append(f"<details><summary>{escape(folded)}</summary>{table}</details>" if folded else table)
         return self
 
-    def plot(self, name: str, title: str, about: str, figure: Figure, *, height: int = 420) -> Page:
-        """A plot with its heading and a sentence to read it by."""
+    def plot(self, name: str, title: str, about: str, figure: Figure, *, height: int = 420, half: bool = False) -> Page:
+        """A plot with its heading and a sentence to read it by. half: on a wide screen, beside another such."""
         if name in self.figures:
             raise ValueError(f"the plot {name!r} stands twice")
         self.figures[name] = figure
         self.parts.append(
-            f'<figure><h3>{escape(title)}</h3><div class="plot" id="plot-{escape(name)}" role="img" '
+            f'<figure class="{"half" if half else "full"}"><h3>{escape(title)}</h3>'
+            f'<div class="plot" id="plot-{escape(name)}" role="img" '
             f'aria-label="{escape(title)}" style="height:{int(height)}px"></div>'
             f"<figcaption>{escape(about)}</figcaption></figure>"
         )

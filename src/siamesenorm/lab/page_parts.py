@@ -25,8 +25,18 @@ border-radius:6px}
 .verdict li:first-child{font-weight:600}
 .note{color:var(--dim)}
 .warning{border-left:4px solid var(--warn);padding-left:1em}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:12px;margin:1em 0}
+.card{padding:10px 14px 12px;background:var(--card);border:1px solid var(--line);border-top:4px solid;border-radius:8px}
+.card h3{overflow-wrap:anywhere}.card strong{display:block;font-size:1.75rem;line-height:1.3}
+.card span{display:block;color:var(--dim);font-size:.875rem}
+.facts{display:grid;grid-template-columns:max-content 1fr;gap:.3em 1.2em;padding:.75em 1em;background:var(--card);
+border-left:4px solid var(--accent);border-radius:6px}
+.facts dt{color:var(--dim)}.facts dd{margin:0;overflow-wrap:anywhere}
 figure{margin:1.5em 0;padding:14px 14px 10px;background:var(--card);border:1px solid var(--line);border-radius:8px}
-.plot{width:100%}
+.plot{width:100%}.plot .modebar{opacity:0;transition:opacity .2s}.plot:hover .modebar{opacity:1}
+figcaption{margin-top:.5em}
+@media (min-width:900px){.half{display:inline-block;vertical-align:top;width:calc(50% - 8px);margin:0 0 1.5em}
+.half+.half{margin-left:8px}}
 .wide{overflow-x:auto;margin:1em 0}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.35em .9em .35em 0;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}
@@ -39,7 +49,7 @@ white-space:pre-wrap;overflow-wrap:anywhere}
 button{font:inherit;font-size:.85rem;color:var(--text);background:var(--card);border:1px solid var(--line);
 border-radius:6px;padding:.35em .8em;cursor:pointer;white-space:nowrap}
 @media (max-width:600px){main{padding:12px 12px 48px}h1{font-size:1.35rem}figure{padding:10px 6px 8px;margin:1em 0}
-figure h3,figcaption{padding:0 4px}}
+figure h3,figcaption{padding:0 4px}.facts{grid-template-columns:1fr;gap:0}.facts dd{margin-bottom:.5em}}
 @media print{button{display:none}figure{break-inside:avoid}}
 """
 
@@ -59,6 +69,7 @@ SCRIPT = """
     var narrow = window.innerWidth < 600, copy = JSON.parse(JSON.stringify(layout || {}));
     var axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), linecolor: colour("--line"),
       tickcolor: colour("--line"), automargin: true };
+    var title = { standoff: 10, font: { size: narrow ? 11 : 13, color: colour("--dim") } };
     copy.paper_bgcolor = "rgba(0,0,0,0)";
     copy.plot_bgcolor = "rgba(0,0,0,0)";
     copy.font = Object.assign({ color: colour("--text"), size: narrow ? 11 : 13, family: "system-ui, sans-serif" },
@@ -67,20 +78,24 @@ SCRIPT = """
     copy.legend = Object.assign({ orientation: "h", yanchor: "bottom", y: 1.02, x: 0, bgcolor: "rgba(0,0,0,0)" },
       copy.legend);
     copy.modebar = { bgcolor: "rgba(0,0,0,0)", color: colour("--dim"), activecolor: colour("--accent"),
-      orientation: "v", remove: ["select2d", "lasso2d", "autoScale2d"] };
+      orientation: "h" };
     copy.hoverlabel = Object.assign({ bgcolor: colour("--back"), bordercolor: colour("--line"),
       font: { color: colour("--text") } }, copy.hoverlabel);
     ["xaxis", "yaxis"].forEach(function (name) { copy[name] = copy[name] || {}; });
     Object.keys(copy).forEach(function (name) {
-      if (/^[xy]axis/.test(name)) { copy[name] = Object.assign({}, axis, copy[name]); }
+      if (!/^[xy]axis/.test(name)) { return; }
+      copy[name] = Object.assign({}, axis, copy[name]);
+      if (copy[name].title) { copy[name].title = Object.assign({}, title, copy[name].title); }
     });
     return copy;
   }
 
   function draw() {
     if (!window.Plotly) { return; }
-    var settings = { responsive: true, displaylogo: false, displayModeBar: window.innerWidth < 600 ? false : "hover" };
     Object.keys(figures).forEach(function (name) {
+      var settings = { responsive: true, displaylogo: false, displayModeBar: window.innerWidth >= 600,
+        modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
+        toImageButtonOptions: { filename: name, scale: 2 } };
       window.Plotly.react("plot-" + name, figures[name].data, themed(figures[name].layout), settings);
     });
   }

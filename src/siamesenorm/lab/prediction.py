@@ -17,7 +17,7 @@ from siamesenorm.data.images.pictures import decode
 from siamesenorm.data.images.transforms import CentreCrop
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_config import ViTConfig
-from siamesenorm.tasks.classification import class_names_of, transform_of
+from siamesenorm.tasks.classification import ClassificationTask, transform_of
 from siamesenorm.tasks.classification_config import ImageDataConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.trained import open_trained
@@ -59,7 +59,7 @@ def open_classifier(path: Path | str) -> Classifier:
     trained = open_trained(path, "classification")
     config: Any = trained.config
     assert isinstance(trained.model, VisionTransformer)
-    names = class_names_of(config, trained.folder)
+    names = ClassificationTask.class_names(config, trained.folder)
     return Classifier(trained.model, transform_of(config.model, config.data), names)
 
 

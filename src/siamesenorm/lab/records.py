@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.lab.cell import read_facts
-from siamesenorm.lab.grid import GRID, OWN_OPTIONS, topology_of
+from siamesenorm.lab.grid import GRID, OWN_OPTIONS, OnAxes
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.divergence import LEARNT
 from siamesenorm.train.errors import ConfigError
@@ -27,7 +27,7 @@ CHANCE = 0.1
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(OnAxes):
     """One run and how it ended."""
 
     name: str
@@ -44,21 +44,6 @@ class Run:
     """Median."""
     message: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def topology(self) -> str:
-        """What the residual stream does in it."""
-        return topology_of(self.config)
-
-    @property
-    def lr(self) -> float:
-        """Peak learning rate."""
-        return self.config.optimizer.lr
-
-    @property
-    def seed(self) -> int:
-        """What decides first weights and data order."""
-        return self.config.train.seed
 
     @property
     def identity(self) -> str:

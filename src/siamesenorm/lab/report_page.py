@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from siamesenorm.lab import by_steps, figures
-from siamesenorm.lab.page import Page
+from siamesenorm.lab import by_steps, curves, figures
+from siamesenorm.lab.page import Card, Page
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.lab.rows import provenance, published_rows
-from siamesenorm.lab.statistics import Analysis, beside
+from siamesenorm.lab.statistics import Analysis, Range, beside
 from siamesenorm.lab.tables import notes, place_text
-from siamesenorm.lab.verdict import interval_text, verdict
+from siamesenorm.lab.verdict import interval_text, short, verdict
+from siamesenorm.train.config import RunConfig
 from siamesenorm.train.yaml import write_yaml
+
+MOST_CARDS, MOST_ROWS = 6, 12
+"""Topologies that are shown side by side, and runs that are listed unasked."""
 
 
 def make_page(records: Records, analysis: Analysis, title: str, preset: Preset | None, folder: Path) -> Page:
     """The report as people see it."""
     states = [run.state for run in records.runs]
     finished, seeds = states.count("finished"), f"{len(records.seeds)} seed{'s' if len(records.seeds) > 1 else ''}"
-    page = Page(title, f"{len(states)} runs, {finished} finished, {len(states) - finished} diverged or stuck; {seeds}.")
-    page.heading("Verdict").bullets(verdict(analysis), "verdict")
+    ended = f"{len(states)} runs, {finished} finished, {len(states) - finished} diverged or stuck; {seeds}."
+    page = Page(title, f"{what_ran(records)}. {ended}")
+    page.heading("Verdict").cards(cards(records, analysis)).bullets(verdict(analysis), "verdict")
     for note in notes(records):
         page.paragraph(note, "warning")
     _plots(page, records, analysis)
@@ -30,6 +36,57 @@ def make_page(records: Records, analysis: Analysis, title: str, preset: Preset |
     _numbers(page, records, analysis, folder)
     _reproduce(page, records)
     return page
+
+
+def what_ran(records: Records) -> str:
+    """Task, size, length and data, as far as all runs agree."""
+    configs = [run.config for run in records.runs]
+
+    def same(name: str, values: Iterable[object]) -> list[str]:
+        found = {str(value) for value in values}
+        return [name.format(*found)] if len(found) == 1 and found != {"None"} else []
+
+    facts = [
+        *same("{}", (config.task.capitalize() for config in configs)),
+        *same("{} blocks", (getattr(config.model, "blocks", None) for config in configs)),
+        *same("width {}", (getattr(config.model, "dim", None) for config in configs)),
+        *same("{} steps", (f"{config.steps:,}" for config in configs)),
+        *same("{} samples a step", (f"{config.train.batch_size:,}" for config in configs)),
+        *same("trained on {}", (corpora(config) for config in configs)),
+    ]
+    return ", ".join(facts)
+
+
+def corpora(config: RunConfig) -> str | None:
+    """Names of what was trained on, without the folders they lie in."""
+    named = getattr(config.data, "train", None)
+    names = [named] if isinstance(named, str) else named or ()
+    return " and ".join(name if name.count("/") == 0 else Path(name).name for name in names) or None
+
+
+def cards(records: Records, analysis: Analysis) -> list[Card]:
+    """The answer at a glance, where it has few parts: every topology at its best."""
+    if len(records.groups) > 1 or not 1 < len(analysis.ranges) <= MOST_CARDS:
+        return []
+    return [_card(records, analysis, found) for found in analysis.ranges]
+
+
+def _card(records: Records, analysis: Analysis, found: Range) -> Card:
+    colour = figures.colours(records)[found.topology]
+    reach = "stable at every learning rate"
+    if found.failing:
+        reach = f"stable at {len(found.stable)} of {len(found.tried)} learning rates"
+    place = None if found.best is None else analysis.place(found.topology, found.setting, found.best)
+    if place is None or place.mean is None:
+        return Card(found.topology, "–", [reach], colour)
+    spread = "" if place.spread is None else f" ± {place.spread:.3f}"
+    lines = [f"held-out {analysis.metric}{spread} at lr {place.lr:g}"]
+    against = next((c for c in analysis.best_lr if c.topology == found.topology), None)
+    if found.topology == analysis.baseline:
+        lines.append("the baseline")
+    elif against is not None:
+        lines.append(short(against, analysis))
+    return Card(found.topology, f"{place.mean:.3f}", [*lines, *([reach] if len(found.tried) > 1 else [])], colour)
 
 
 def _plots(page: Page, records: Records, analysis: Analysis) -> None:
@@ -45,8 +102,8 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
         "curves",
         "Training loss",
         "Colour is the topology, dashes are the learning rate, bands reach from the lowest to the highest seed. "
-        "Click a name to hide it, twice to see it alone.",
-        figures.loss_curves(records, analysis),
+        "Click a name to show or hide it, twice to see it alone.",
+        curves.loss_curves(records, analysis),
         height=460,
     )
     for other in by_steps.measured(records):
@@ -54,7 +111,7 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
             f"{other}-by-steps",
             f"{by_steps.METRICS[other]}, by steps",
             "Means over seeds at every evaluation; colour is the topology, dashes are the learning rate.",
-            figures.held_out_curves(records, other),
+            curves.held_out_curves(records, other),
         )
     if analysis.same_lr:
         rows = len(analysis.same_lr) + len(analysis.best_lr)
@@ -156,6 +213,7 @@ def _numbers(page: Page, records: Records, analysis: Analysis, folder: Path) -> 
             for run in records.runs
         ],
         words=3,
+        folded=f"All {len(records.runs)} runs" if len(records.runs) > MOST_ROWS else "",
     )
 
 

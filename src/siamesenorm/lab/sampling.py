@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from siamesenorm.tasks.diffusion.data import to_bytes
 from siamesenorm.tasks.diffusion.pictures import Images
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.diffusion.sampling import Sampler, Samples, sample
-from siamesenorm.tasks.diffusion.task import CLASSES, process_of
+from siamesenorm.tasks.diffusion.task import DiffusionTask, process_of
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.trained import open_trained
 
@@ -88,10 +87,11 @@ class Generator:
     def classes(self, text: str) -> list[int]:
         """Classes of a text such as ``0-9``, ``3,5`` or ``Sandal,Bag``."""
         found: list[int] = []
+        names = [name.casefold() for name in self.class_names]
         for part in (part.strip() for part in text.split(",")):
             low, dash, high = part.partition("-")
-            if part in self.class_names:
-                found.append(self.class_names.index(part))
+            if part.casefold() in names:
+                found.append(names.index(part.casefold()))
             elif part.isdecimal():
                 found.append(int(part))
             elif dash and low.strip().isdecimal() and high.strip().isdecimal() and int(low) <= int(high):
@@ -113,12 +113,7 @@ def open_generator(folder: Path | str) -> Generator:
     trained = open_trained(folder, "diffusion")
     config: Any = trained.config
     assert isinstance(trained.model, DiT)
-    names: list[str] = []
-    if (trained.folder / CLASSES).is_file():
-        try:
-            names = [str(name) for name in json.loads((trained.folder / CLASSES).read_text("utf-8"))["class_names"]]
-        except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"run: {str(trained.folder / CLASSES)!r} is damaged; the run wrote it") from None
+    names = DiffusionTask.class_names(config, trained.folder)
     latent = is_latents(config.data.train) or config.model.channels not in (1, 3)
     return Generator(trained.model, process_of(config), names, latent, trained.step)
 

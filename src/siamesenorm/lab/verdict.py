@@ -37,6 +37,9 @@ def _compared(analysis: Analysis, c: Comparison) -> str:
         side = "better" if better else "worse"
         return f"{_where(c.setting)}{c.topology} ends {size} {side} than {c.baseline} ({scores}), {rates}, in one seed."
     interval = f"{analysis.confidence:.0%} interval {interval_text(c.difference)}, {c.difference.count} seeds"
+    if c.difference.clear and c.difference.high is not None:
+        low, high = sorted(map(abs, (c.difference.low, c.difference.high)))  # of the size that the sentence says
+        interval = f"{analysis.confidence:.0%} interval {low:.4f} to {high:.4f}, {c.difference.count} seeds"
     if not c.difference.clear:
         return (
             f"{_where(c.setting)}{c.topology} and {c.baseline} cannot be told apart: {scores}, {rates}; difference "
@@ -44,6 +47,14 @@ def _compared(analysis: Analysis, c: Comparison) -> str:
         )
     side = "better" if better else "worse"
     return f"{_where(c.setting)}{c.topology} is {side} than {c.baseline} by {size} ({interval}): {scores}, {rates}."
+
+
+def short(c: Comparison, analysis: Analysis) -> str:
+    """``0.297 better than pre``, in a few words."""
+    if c.difference.low is not None and not c.difference.clear:
+        return f"cannot be told from {c.baseline}"
+    side = "better" if (c.difference.mean > 0) == analysis.higher_is_better else "worse"
+    return f"{abs(c.difference.mean):.3f} {side} than {c.baseline}" + ("" if c.difference.clear else " in one seed")
 
 
 def interval_text(interval: Interval) -> str:

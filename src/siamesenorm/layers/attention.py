@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from siamesenorm.layers import native
+from siamesenorm.layers.cache import KeyValueCache
+from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.mask import Visibility
 from siamesenorm.layers.rotary import Turn, rotate, split_and_rotate
 from siamesenorm.residual.base import AttentionNorm, SublayerNeeds, WeightRole
-from siamesenorm.residual.norms import NormFactory
+from siamesenorm.residual.fused.recompute import recomputed, remembering
+from siamesenorm.residual.norms import NormFactory, runs_plain_eager
 
 RoleWeights = Iterator[tuple[WeightRole, Tensor]]
 
@@ -80,8 +85,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim, self.layer = heads, kv_heads, head_dim, layer
         inner, inner_kv = heads * head_dim, kv_heads * head_dim
-        self.qkv = nn.Linear(dim, inner + 2 * inner_kv, bias=bias)  # rows: all of q, all of k, all of v
-        self.out = nn.Linear(inner, dim, bias=bias)
+        self.qkv = Linear(dim, inner + 2 * inner_kv, bias=bias)  # rows: all of q, all of k, all of v
+        self.out = Linear(inner, dim, bias=bias)
         self.norm_kind = combine_norms(needs.attention_norm, qk_norm)
         self.q_norm = self.k_norm = self.v_norm = self.out_norm = None
         if self.norm_kind == "qk_projection":
@@ -97,26 +102,59 @@ class Attention(nn.Module):
     def forward(self, h: Tensor, context: AttentionContext) -> Tensor:
         """(batch, tokens, dim) to the same."""
         batch, tokens, _ = h.shape
-        q, k, v = self.project(h, context.turn)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if context.cache is not None:
-            k, v = context.cache.update(self.layer, k, v)
-        o = self.attend(q, k, v, context.visible, 0.0).transpose(1, 2).reshape(batch, tokens, -1)
+        if tokens == 1 and self.attend is attend and runs_plain_eager(h) and not torch.is_grad_enabled():
+            o = self.attend_next(*self.project(h), context)
+        else:
+            q, k, v = self.project_and_turn(h, context.turn)
+            o = self.attend_all(q, k, v, context)
+        o = o.reshape(batch, tokens, -1)
         return self.out(o if self.out_norm is None else self.out_norm(o))
 
-    def project(self, h: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (batch, tokens, heads, head_dim): normed where asked, then turned."""
+    def attend_all(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        """Attention of turned heads (batch, tokens, heads, head_dim) to themselves and to the cache, the same shape."""
+        with remembering(q, k, v):
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            if context.cache is not None:
+                k, v = context.cache.update(self.layer, k, v)
+            return self.attend(q, k, v, context.visible, 0.0).transpose(1, 2)
+
+    def attend_next(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
+        """The same of one token whose heads are not yet turned: on CPU, all of it in one compiled step."""
+        cache, seen = context.cache, context.visible
+        if isinstance(cache, KeyValueCache) and seen.mask is None:
+            keys, values = cache.keys[self.layer], cache.values[self.layer]
+            if native.decode_usable(q, k, v, *context.turn, keys):
+                first = 0 if seen.last_keys is None else cache.length + 1 - seen.last_keys
+                return native.decode(q, k, v, *context.turn, keys, values, cache.length, first)
+        return self.attend_all(rotate(q, context.turn), rotate(k, context.turn), v, context)
+
+    def project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (batch, tokens, heads, head_dim), normed where asked."""
+        q, k, v = self.split(self.qkv(h))
+        return self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
+
+    def project_and_turn(self, h: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        """`project`, with queries and keys turned by their positions. Backward makes normed heads again."""
         qkv = self.qkv(h)
-        split = qkv.view(*qkv.shape[:2], -1, self.head_dim)
-        if self.q_norm is None or self.k_norm is None:
-            return split_and_rotate(split, self.heads, self.kv_heads, turn)
-        q, k, v = split.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        if self.norm_kind == "qk_projection":
-            q = self.q_norm(q.flatten(2)).view_as(q)
-            k = self.k_norm(k.flatten(2)).view_as(k)
-        else:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return rotate(q, turn), rotate(k, turn), v if self.v_norm is None else self.v_norm(v)
+        if self.q_norm is None:
+            return split_and_rotate(qkv.view(*qkv.shape[:2], -1, self.head_dim), self.heads, self.kv_heads, turn)
+        q, k, v = self.split(qkv)
+        return (
+            recomputed(lambda q: rotate(self.normed(q, self.q_norm), turn), q),
+            recomputed(lambda k: rotate(self.normed(k, self.k_norm), turn), k),
+            v if self.v_norm is None else recomputed(lambda v: self.normed(v, self.v_norm), v),
+        )
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """Heads of queries, keys and values."""
+        heads = qkv.view(*qkv.shape[:2], -1, self.head_dim)
+        return heads.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+
+    def normed(self, heads: Tensor, norm: nn.Module | None) -> Tensor:
+        """Heads (batch, tokens, heads, head_dim), normed one by one or, by ``qk_projection``, a token's all at once."""
+        if norm is None:
+            return heads
+        return norm(heads.flatten(2)).view_as(heads) if self.norm_kind == "qk_projection" else norm(heads)
 
     def role_weights(self) -> RoleWeights:
         """Weights by the role that init rules speak of; q, k and v as views of the fused projection."""

@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from siamesenorm.layers import native
 from siamesenorm.layers.attention import RoleWeights
+from siamesenorm.layers.linear import Linear
 from siamesenorm.residual.base import SublayerNeeds
 from siamesenorm.residual.norms import NormFactory, runs_plain_eager
 
@@ -18,10 +20,17 @@ Activation = Literal["swiglu", "gelu"]
 
 def swiglu(projected: Tensor) -> Tensor:
     """``silu(gate) * value`` of one projection, whose halves are (value, gate)."""
-    if torch.is_grad_enabled() and runs_plain_eager(projected):
-        return _SwiGLU.apply(projected)
+    if runs_plain_eager(projected):
+        return _SwiGLU.apply(projected) if torch.is_grad_enabled() else _swiglu(projected)
     value, gate = projected.chunk(2, dim=-1)
     return F.silu(gate) * value
+
+
+def _swiglu(projected: Tensor) -> Tensor:
+    if native.swiglu_usable(projected):
+        return native.swiglu(projected)
+    value, gate = projected.chunk(2, dim=-1)
+    return F.silu(gate).mul_(value)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -30,13 +39,14 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, projected: Tensor) -> Tensor:
         ctx.save_for_backward(projected)
-        value, gate = projected.chunk(2, dim=-1)
-        return F.silu(gate).mul_(value)
+        return _swiglu(projected)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (projected,) = ctx.saved_tensors
+        if native.swiglu_usable(projected, grad):
+            return native.swiglu_backward(grad.contiguous(), projected)
         value, gate = projected.chunk(2, dim=-1)
         out = torch.empty_like(projected)
         grad_value, grad_gate = out.chunk(2, dim=-1)
@@ -60,8 +70,8 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.up = nn.Linear(dim, 2 * hidden if activation == "swiglu" else hidden, bias=bias)
-        self.down = nn.Linear(hidden, dim, bias=bias)
+        self.up = Linear(dim, 2 * hidden if activation == "swiglu" else hidden, bias=bias)
+        self.down = Linear(hidden, dim, bias=bias)
         self.out_norm = norm(hidden) if needs.output_norm else None
 
     def forward(self, h: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from siamesenorm.layers import native
 from siamesenorm.residual.norms import LOW_PRECISION, runs_plain_eager
 
 Turn = tuple[Tensor, Tensor]
@@ -29,9 +30,9 @@ def rotary_turn(positions: Tensor, head_dim: int, theta: float = 10000.0) -> Tur
 
 def rotate(x: Tensor, turn: Turn) -> Tensor:
     """Turn heads ``x`` of shape (batch, tokens, heads, head_dim) by their positions."""
-    if torch.is_grad_enabled() and runs_plain_eager(x, *turn):
-        return _Rotate.apply(x, *turn)
     cos, sin = turn
+    if runs_plain_eager(x, *turn):
+        return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turn(x, cos, sin, torch.empty_like(x), 1.0)
     wide = x.float() if x.dtype in LOW_PRECISION else x
     # Each half beside its partner: (first, second) * (cos, cos) + (second, first) * (-sin, sin).
     return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
@@ -49,6 +50,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, direction: float) ->
     """`x` turned into `out`; direction -1 turns back."""
     if x.dtype in LOW_PRECISION:
         return out.copy_(_turn(x.float(), cos, sin, torch.empty_like(x, dtype=torch.float32), direction))
+    if native.turn_usable(x, cos, sin, out):
+        return native.turn(x, cos, sin, out, direction)
     half = x.shape[-1] // 2
     torch.mul(x, cos, out=out)
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=direction)

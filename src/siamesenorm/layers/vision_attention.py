@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from siamesenorm.layers.attention import Attention
+from siamesenorm.layers.linear import Linear
 from siamesenorm.residual.base import SublayerNeeds
 from siamesenorm.residual.norms import NormFactory
 
@@ -26,18 +27,11 @@ class VisionAttention(Attention):
     ) -> None:
         super().__init__(dim, heads, heads, dim // heads, needs=needs, norm=norm, qk_norm=qk_norm, bias=bias)
         if qkv_bias != bias:
-            self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+            self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
 
     def forward(self, h: Tensor) -> Tensor:  # type: ignore[override]  # nothing to share between layers
         """(batch, tokens, dim) to the same."""
-        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, self.head_dim)).unbind(2)
-        if self.q_norm is not None and self.k_norm is not None:
-            if self.norm_kind == "qk_projection":
-                q, k = self.q_norm(q.flatten(2)).view_as(q), self.k_norm(k.flatten(2)).view_as(k)
-            else:
-                q, k = self.q_norm(q), self.k_norm(k)
-        if self.v_norm is not None:
-            v = self.v_norm(v)
+        q, k, v = self.project(h)
         o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         o = o.transpose(1, 2).flatten(2)
         return self.out(o if self.out_norm is None else self.out_norm(o))

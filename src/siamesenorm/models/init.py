@@ -30,6 +30,7 @@ the model's function has no new term, and every checkpoint loads with the gains 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -47,41 +48,62 @@ SELF_LOGIT = 2.0  # first logit of the token just read, at most; e² of 256 byte
 OUTPUT_ROLES = ("attention_out", "ffn_out")
 
 
+Around = Callable[[nn.Module], AbstractContextManager[object]]
+"""What is done before and after a part of the model gets its values: the embedding, a block, the residual, the head."""
+
+
 @torch.no_grad()
-def init_lm(model: LanguageModel, seed: int | None = None) -> None:
-    """Give every parameter its first value. The draws do not depend on the topology, only their size does."""
-    device = model.embedding.weight.device
+def init_lm(model: LanguageModel, seed: int | None = None, around: Around = nullcontext) -> None:
+    """Give every parameter its first value. The draws do not depend on the topology, only their size does.
+
+    around: may bring a part of a model on ``meta`` to life before, and take it apart behind; the values are the same.
+    """
+    there = model.embedding.weight.device
+    device = torch.device("cpu") if there.type == "meta" else there
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    init_stack(model, generator)
+    init_stack(model, generator, around)
     if model.head is not None:
-        init_head(model, model.head.weight, generator)
+        with around(model.head):
+            init_head(model, model.head.weight, generator)
 
 
 @torch.no_grad()
-def init_stack(model: LanguageModel, generator: torch.Generator | None = None) -> None:
+def init_stack(model: LanguageModel, generator: torch.Generator | None = None, around: Around = nullcontext) -> None:
     """First values of all but an untied head."""
     config, rule = model.config, model.residual.init_rule
-    for module in model.modules():
+    embedding_std = rule.std or (config.dim**-0.5 if config.init == "mitchell" else config.init_std)
+    size = min(1.0, SELF_LOGIT / (output_parts(model) * embedding_std * config.dim)) if config.tied else 1.0
+    with around(model.embedding):
+        draw(config, model.embedding.weight, embedding_std, generator)
+        if output_norms(model) and not output_gains(model):
+            model.embedding.weight.mul_(size)  # norms without gains leave only the matrix itself
+    places = iter(model.residual.places)
+    for block in model.blocks:
+        with around(block):
+            reset_constants(block)
+            for sublayer in block.children():
+                place, role_weights = next(places), cast(Callable[[], RoleWeights], sublayer.role_weights)
+                for role, weight in role_weights():
+                    std = weight_std(config, place, role in OUTPUT_ROLES and rule.keeps_depth_factor, weight.shape[-1])
+                    draw(config, weight, (rule.std or std) * rule.scale.get(role, 1.0), generator)
+    with around(model.residual):
+        reset_constants(model.residual)
+        if config.tied:
+            for gain in output_gains(model):
+                gain.fill_(size)
+
+
+def reset_constants(part: nn.Module) -> None:
+    """First values that are not drawn: of norms, links, biases, and what a topology holds itself."""
+    for module in part.modules():
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
         elif hasattr(module, "role_weights"):
             for parameter in module.parameters(recurse=False):
-                nn.init.zeros_(parameter)  # biases of stacked experts; their weights are drawn below
+                nn.init.zeros_(parameter)  # biases of stacked experts; their weights are drawn
         elif not isinstance(module, (nn.Linear, nn.Embedding)):
             reset: Callable[[], None] = getattr(module, "reset_parameters", lambda: None)
-            reset()  # norms, links, and what a topology holds itself
-
-    embedding_std = rule.std or (config.dim**-0.5 if config.init == "mitchell" else config.init_std)
-    draw(config, model.embedding.weight, embedding_std, generator)
-    places = iter(model.residual.places)
-    for block in model.blocks:
-        for sublayer in block.children():
-            place, role_weights = next(places), cast(Callable[[], RoleWeights], sublayer.role_weights)
-            for role, weight in role_weights():
-                std = weight_std(config, place, role in OUTPUT_ROLES and rule.keeps_depth_factor, weight.shape[-1])
-                draw(config, weight, (rule.std or std) * rule.scale.get(role, 1.0), generator)
-    if config.tied:
-        shrink_output(model, min(1.0, SELF_LOGIT / (output_parts(model) * embedding_std * config.dim)))
+            reset()
 
 
 @torch.no_grad()
@@ -123,16 +145,16 @@ def weight_std(config: LMConfig, place: Place, depth_factor: bool, fan_in: int) 
     return config.init_std
 
 
+def output_norms(model: LanguageModel) -> list[nn.Module]:
+    """The norms whose sum is the stack's output."""
+    return list(model.residual.output_norms(model.residual.links[-1]))  # type: ignore[arg-type]
+
+
+def output_gains(model: LanguageModel) -> list[Tensor]:
+    """Gains of those norms, which decide the output's size."""
+    return [norm.weight for norm in output_norms(model) if isinstance(norm.weight, Tensor)]
+
+
 def output_parts(model: LanguageModel) -> int:
     """How many normalised streams the stack's output is the sum of; its rms is at most this."""
-    return max(len(model.residual.output_norms(model.residual.links[-1])), 1)  # type: ignore[arg-type]
-
-
-def shrink_output(model: LanguageModel, factor: float) -> None:
-    """Let the stack's output start at `factor` of its size, by its last gains."""
-    norms = model.residual.output_norms(model.residual.links[-1])  # type: ignore[arg-type]
-    gains = [norm.weight for norm in norms if isinstance(norm.weight, Tensor)]
-    for gain in gains:
-        gain.fill_(factor)
-    if norms and not gains:
-        model.embedding.weight.mul_(factor)  # norms without gains leave only the matrix itself
+    return max(len(output_norms(model)), 1)

@@ -7,6 +7,7 @@ compiled, or run in another way through `LanguageModel.run`, which activation ch
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.layers.attention import Attention, AttentionContext
+from siamesenorm.layers.cache import KeyValueCache
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
+from siamesenorm.layers.linear import linear
 from siamesenorm.layers.mask import document_positions, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Turn, rotary_turn
-from siamesenorm.models.cache import KeyValueCache
-from siamesenorm.models.init import init_lm
+from siamesenorm.models.init import Around, init_lm
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.residual import Flow, Place, Residual, Topology
 
@@ -127,9 +129,9 @@ class LanguageModel(nn.Module):
             output_norm=c.norm_spec if needs.output_norm else None,
         )
 
-    def init_weights(self, seed: int | None = None) -> None:
+    def init_weights(self, seed: int | None = None, around: Around = nullcontext) -> None:
         """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`."""
-        init_lm(self, seed)
+        init_lm(self, seed, around)
 
     @property
     def head_weight(self) -> Tensor:
@@ -235,7 +237,7 @@ class LanguageModel(nn.Module):
             hidden = hidden[:, keep]
         elif keep is not None:
             hidden = hidden[:, hidden.shape[1] - keep :]
-        return F.linear(hidden, self.head_weight)
+        return linear(hidden, self.head_weight)
 
     def _add_loss(self, output: LMOutput, labels: Tensor) -> None:
         z_weight = self.config.z_weight if self.training else 0.0  # held-out losses are plain, as perplexity needs them

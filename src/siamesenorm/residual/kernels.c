@@ -5,26 +5,22 @@
  * whole tensor a dozen times. Threads come from the OpenMP runtime that torch itself has loaded: a second one
  * would fight it for the cores. The equations stand in fused/siamese.py and norms.py, which is also what these
  * functions are tested against.
+ *
+ * Every kernel takes one structure and returns 0, or 1 where memory is short.
  */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define FAST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FAST
-#endif
-
-/* Below this many elements a second thread costs more than it brings. */
-#define PARALLEL_FROM 32768
+#include "rows.h"
 
 /* A norm: centred = LayerNorm. A null weight or bias means none. mean is null for RMSNorm. */
 typedef struct {
     int32_t present, centred;
     float eps;
+    int32_t stride;                 /* from one row's statistics to the next: 1, or 0 where nobody wants to keep them */
     const float *weight, *bias;
-    float *mean, *rstd;             /* one number a row; written forward, read backward */
+    float *mean, *rstd;             /* one number a row; written forward, read backward. Null with stride 0 */
     float *grad_weight, *grad_bias; /* backward only, may be null */
 } Norm;
 
@@ -56,18 +52,18 @@ static inline void statistics(const float *row, int64_t dim, const Norm *n, int6
         for (int64_t j = 0; j < dim; j++) mean += row[j];
         mean /= (float)dim;
         for (int64_t j = 0; j < dim; j++) square += (row[j] - mean) * (row[j] - mean);
-        n->mean[i] = mean;
+        n->mean[i * n->stride] = mean;
     } else {
         for (int64_t j = 0; j < dim; j++) square += row[j] * row[j];
     }
-    n->rstd[i] = 1.0f / sqrtf(square / (float)dim + n->eps);
+    n->rstd[i * n->stride] = 1.0f / sqrtf(square / (float)dim + n->eps);
 }
 
-static inline float mean_of(const Norm *n, int64_t i) { return n->centred ? n->mean[i] : 0.0f; }
+static inline float mean_of(const Norm *n, int64_t i) { return n->centred ? n->mean[i * n->stride] : 0.0f; }
 
 /* out = (row - mean) * rstd * weight + bias; out may be row. */
 static inline void apply(const float *row, float *out, int64_t dim, const Norm *n, int64_t i) {
-    const float mean = mean_of(n, i), rstd = n->rstd[i];
+    const float mean = mean_of(n, i), rstd = n->rstd[i * n->stride];
     if (n->weight && n->bias)
         for (int64_t j = 0; j < dim; j++) out[j] = (row[j] - mean) * rstd * n->weight[j] + n->bias[j];
     else if (n->weight)
@@ -80,7 +76,7 @@ static inline void apply(const float *row, float *out, int64_t dim, const Norm *
  * out may be grad. */
 static inline void back(const float *grad, const float *row, float *out, int64_t dim, const Norm *n, int64_t i,
                         float *sum_weight, float *sum_bias) {
-    const float mean = mean_of(n, i), rstd = n->rstd[i];
+    const float mean = mean_of(n, i), rstd = n->rstd[i * n->stride];
     const float *w = n->weight;
     float dot = 0.0f, total = 0.0f;
     if (w) {
@@ -106,11 +102,23 @@ static inline void back(const float *grad, const float *row, float *out, int64_t
         for (int64_t j = 0; j < dim; j++) out[j] = rstd * (grad[j] - shift - (row[j] - mean) * slope);
 }
 
-FAST static void norm_forward_rows(const NormCall *c, int64_t from, int64_t to) {
+/* Room for the statistics of one row of each norm, where nobody wants to keep them. */
+typedef struct {
+    float mean[3], rstd[3];
+} Room;
+
+static inline void give_room(Norm *n, Room *room, int k) {
+    if (!n->stride) n->mean = &room->mean[k], n->rstd = &room->rstd[k];
+}
+
+FAST static void norm_forward_rows(const NormCall *call, int64_t from, int64_t to) {
+    NormCall c = *call;
+    Room room;
+    give_room(&c.norm, &room, 0);
     for (int64_t i = from; i < to; i++) {
-        const float *row = c->x + i * c->dim;
-        statistics(row, c->dim, &c->norm, i);
-        apply(row, c->out + i * c->dim, c->dim, &c->norm, i);
+        const float *row = c.x + i * c.dim;
+        statistics(row, c.dim, &c.norm, i);
+        apply(row, c.out + i * c.dim, c.dim, &c.norm, i);
     }
 }
 
@@ -134,8 +142,11 @@ static inline void join(const StepCall *c, int64_t i, float *next, float *s) {
         for (int64_t j = 0; j < dim; j++) s[j] += x[j];
 }
 
-FAST static void step_forward_rows(const StepCall *c, int64_t from, int64_t to) {
+FAST static void step_forward_rows(const StepCall *call, int64_t from, int64_t to) {
+    StepCall own = *call, *const c = &own;
     const int64_t dim = c->dim;
+    Room room;
+    give_room(&own.norm_x, &room, 0), give_room(&own.norm_y, &room, 1), give_room(&own.norm_in, &room, 2);
     for (int64_t i = from; i < to; i++) {
         const float *x = c->x + i * dim, *y = c->y + i * dim, *o = c->output + i * dim;
         float *x1 = c->x1 + i * dim, *y1 = c->y1 + i * dim, *h = c->h + i * dim;
@@ -191,11 +202,6 @@ FAST static void step_backward_rows(const StepCall *c, int64_t from, int64_t to,
     }
 }
 
-static int threads_for(int64_t rows, int64_t dim, int32_t threads) {
-    if (rows * dim < PARALLEL_FROM) return 1;
-    return threads < rows ? threads : (int)rows;
-}
-
 static void add_sum(float *into, const float *sums, int64_t dim, int parts, int64_t stride) {
     if (!into) return;
     for (int64_t j = 0; j < dim; j++) into[j] = sums[j];
@@ -203,17 +209,14 @@ static void add_sum(float *into, const float *sums, int64_t dim, int parts, int6
         for (int64_t j = 0; j < dim; j++) into[j] += sums[p * stride + j];
 }
 
-/* Rows are split evenly and in order, and partial sums added in order: the same result for the same threads. */
-#define SPLIT(call, parts, part, from, to)                                                                            \
-    const int64_t from = (call)->rows * (part) / (parts), to = (call)->rows * ((part) + 1) / (parts)
-
-void siamesenorm_norm_forward(const NormCall *c) {
+int siamesenorm_norm_forward(const NormCall *c) {
     const int parts = threads_for(c->rows, c->dim, c->threads);
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
     for (int p = 0; p < parts; p++) {
-        SPLIT(c, parts, p, from, to);
+        SPLIT(c->rows, parts, p, from, to);
         norm_forward_rows(c, from, to);
     }
+    return 0;
 }
 
 int siamesenorm_norm_backward(const NormCall *c) {
@@ -223,7 +226,7 @@ int siamesenorm_norm_backward(const NormCall *c) {
     if (!sums) return 1;
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
     for (int p = 0; p < parts; p++) {
-        SPLIT(c, parts, p, from, to);
+        SPLIT(c->rows, parts, p, from, to);
         norm_backward_rows(c, from, to, sums + p * stride);
     }
     add_sum(c->norm.grad_weight, sums, c->dim, parts, stride);
@@ -232,13 +235,14 @@ int siamesenorm_norm_backward(const NormCall *c) {
     return 0;
 }
 
-void siamesenorm_step_forward(const StepCall *c) {
+int siamesenorm_step_forward(const StepCall *c) {
     const int parts = threads_for(c->rows, c->dim, c->threads);
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
     for (int p = 0; p < parts; p++) {
-        SPLIT(c, parts, p, from, to);
+        SPLIT(c->rows, parts, p, from, to);
         step_forward_rows(c, from, to);
     }
+    return 0;
 }
 
 int siamesenorm_step_again(const StepCall *c) {
@@ -248,7 +252,7 @@ int siamesenorm_step_again(const StepCall *c) {
     if (!scratch) return 1;
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
     for (int p = 0; p < parts; p++) {
-        SPLIT(c, parts, p, from, to);
+        SPLIT(c->rows, parts, p, from, to);
         step_again_rows(c, from, to, scratch + p * stride);
     }
     free(scratch);
@@ -262,7 +266,7 @@ int siamesenorm_step_backward(const StepCall *c) {
     if (!sums) return 1;
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
     for (int p = 0; p < parts; p++) {
-        SPLIT(c, parts, p, from, to);
+        SPLIT(c->rows, parts, p, from, to);
         step_backward_rows(c, from, to, sums + p * stride);
     }
     const Norm *norms[3] = {&c->norm_x, &c->norm_y, &c->norm_in};

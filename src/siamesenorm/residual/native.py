@@ -1,8 +1,8 @@
-"""The compiled CPU kernels of kernels.c: a norm and the fused siamese step for float32 rows.
+"""The compiled CPU kernels: where they are found, when they may run, and the arguments of those in kernels.c.
 
 They are optional. Where the package was installed without a C compiler, on other devices and in other dtypes, the
-callers in norms.py and fused/siamese.py run the same equations with PyTorch's operators. `disabled()` switches them
-off for a comparison.
+callers (norms.py, fused/siamese.py and, through layers/native.py, the layers) run the same equations with PyTorch's
+operators. `disabled()` switches them off for a comparison.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import contextlib
 import ctypes
 import functools
 from collections.abc import Iterator
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ class NormArgs(Structure):
         ("present", c_int32),
         ("centred", c_int32),
         ("eps", c_float),
+        ("stride", c_int32),
         *((name, c_void_p) for name in ("weight", "bias", "mean", "rstd", "grad_weight", "grad_bias")),
     )
 
@@ -57,15 +59,6 @@ class StepCallArgs(Structure):
     )
 
 
-FUNCTIONS = {
-    "norm_forward": NormCallArgs,
-    "norm_backward": NormCallArgs,
-    "step_forward": StepCallArgs,
-    "step_again": StepCallArgs,
-    "step_backward": StepCallArgs,
-}
-
-
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled library, or None where it was not built or torch brings no OpenMP runtime to share."""
@@ -76,13 +69,9 @@ def library() -> ctypes.CDLL | None:
     try:
         # The kernels name OpenMP's functions without linking a runtime; torch's own is made visible to them.
         ctypes.CDLL(str(runtimes[0]), mode=ctypes.RTLD_GLOBAL)
-        loaded = ctypes.CDLL(str(built[0]))
-        for name, arguments in FUNCTIONS.items():
-            function = getattr(loaded, f"siamesenorm_{name}")
-            function.argtypes, function.restype = (POINTER(arguments),), c_int32 if "forward" not in name else None
-    except (OSError, AttributeError):
+        return ctypes.CDLL(str(built[0]))
+    except OSError:
         return None
-    return loaded
 
 
 @contextlib.contextmanager
@@ -96,25 +85,35 @@ def disabled() -> Iterator[None]:
         _enabled = before
 
 
+def plain(*tensors: Tensor | None) -> bool:
+    """Whether the kernels exist and all these tensors are float32 on the CPU."""
+    for t in tensors:  # a loop: this is asked hundreds of times for every token that is decoded
+        if t is not None and not (t.is_cpu and t.dtype is torch.float32):
+            return False
+    return _enabled and library() is not None
+
+
 def usable(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether the kernels exist and may touch x and the others: float32 on the CPU, of x's shape or of one row's.
+    """Whether the kernels may touch x and the others: `plain`, and of x's shape or of one row's.
 
     The kernels know addresses only, so a vector must lie in one piece and be as wide as x.
     """
-    return _enabled and all(t is None or _fits(t, x.shape) for t in (x, *others)) and library() is not None
+    return all(t is None or _fits(t, x.shape) for t in others) and plain(x, *others)
 
 
 def _fits(t: Tensor, shape: torch.Size) -> bool:
-    fits = t.shape == shape or (t.shape == shape[-1:] and t.is_contiguous())
-    return fits and t.dtype is torch.float32 and t.device.type == "cpu"
+    return t.shape == shape or (t.shape == shape[-1:] and t.is_contiguous())
 
 
 def call(name: str, arguments: Structure) -> None:
-    """Run one kernel."""
-    loaded = library()
-    assert loaded is not None
-    if getattr(loaded, f"siamesenorm_{name}")(ctypes.byref(arguments)):
-        raise MemoryError(f"no memory left for the sums of {name}")
+    """Run one kernel on its structure."""
+    if _kernel(name)(ctypes.byref(arguments)):
+        raise MemoryError(f"no memory left for {name}")
+
+
+@functools.cache
+def _kernel(name: str) -> Any:
+    return getattr(library(), f"siamesenorm_{name}")
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -127,14 +126,14 @@ def norm_args(
     eps: float,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor | None,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
     grad_weight: Tensor | None = None,
     grad_bias: Tensor | None = None,
 ) -> NormArgs:
-    """A norm that is present."""
+    """A norm that is present; without room for its statistics they are not kept."""
     tensors = (weight, bias, mean, rstd, grad_weight, grad_bias)
-    return NormArgs(1, centred, eps, *map(address, tensors))
+    return NormArgs(1, centred, eps, rstd is not None, *map(address, tensors))
 
 
 def size_of(x: Tensor) -> tuple[int, int, int]:

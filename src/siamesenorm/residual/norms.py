@@ -20,6 +20,7 @@ from siamesenorm.residual.errors import TopologyError
 NormKind = Literal["rms", "layer"]
 NormRole = Literal["input", "stream", "final"]
 LOW_PRECISION = (torch.bfloat16, torch.float16)
+PLAIN_TYPES = frozenset({Tensor, nn.Parameter, type(None)})
 
 
 class Stats(NamedTuple):
@@ -56,6 +57,14 @@ def normalize(
     length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
     stats = Stats(None, torch.addcmul(length.new_tensor(call.eps), length, length, value=1 / dim).rsqrt_())
     return renormalize(x, stats, weight, bias, inplace=inplace), stats
+
+
+def normalize_only(x: Tensor, call: NormCall, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`normalize` without the statistics."""
+    if native.usable(x, weight, bias):
+        x = x.contiguous()
+        return _native_forward(x, torch.empty_like(x), call, weight, bias)
+    return normalize(x, call, weight, bias)[0]
 
 
 def renormalize(
@@ -100,11 +109,16 @@ def _native_normalize(
 ) -> tuple[Tensor, Stats]:
     x = x.contiguous()
     stats = empty_stats(x, call.kind)
-    out = x if inplace else torch.empty_like(x)
+    return _native_forward(x, x if inplace else torch.empty_like(x), call, weight, bias, *stats), stats
+
+
+def _native_forward(
+    x: Tensor, out: Tensor, call: NormCall, weight: Tensor | None, bias: Tensor | None, *stats: Tensor | None
+) -> Tensor:
     norm = native.norm_args(call.kind == "layer", call.eps, weight, bias, *stats)
     arguments = native.NormCallArgs(*native.size_of(x), norm, x.data_ptr(), None, out.data_ptr())
     native.call("norm_forward", arguments)
-    return out, stats
+    return out
 
 
 def _native_backward(
@@ -170,7 +184,7 @@ def runs_plain_eager(*tensors: Tensor | None) -> bool:
         return False
     if getattr(torch._C, "_are_functorch_transforms_active", lambda: False)():
         return False
-    return all(t is None or type(t) in (Tensor, nn.Parameter) for t in tensors)
+    return PLAIN_TYPES.issuperset(map(type, tensors))
 
 
 class Norm(nn.Module):
@@ -209,13 +223,14 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension; float32 inside for low-precision input."""
-        if x.device.type == "cpu" and runs_plain_eager(x, self.weight):
+        weight, bias = self.weight, self.bias
+        if x.is_cpu and runs_plain_eager(x, weight):
             if not torch.is_grad_enabled():  # the node costs more than one token's arithmetic
-                return normalize(x, self.call, self.weight, self.bias)[0]
-            return _LeanRMSNorm.apply(x, self.weight, self.bias, self.eps)
+                return normalize_only(x, self.call, weight, bias)
+            return _LeanRMSNorm.apply(x, weight, bias, self.eps)
         values = x.float() if x.dtype in LOW_PRECISION else x
-        out = F.rms_norm(values, (self.dim,), _cast(self.weight, values), self.eps)
-        return (out if self.bias is None else out + self.bias).to(x.dtype)
+        out = F.rms_norm(values, (self.dim,), _cast(weight, values), self.eps)
+        return (out if bias is None else out + bias).to(x.dtype)
 
 
 class LayerNorm(Norm):

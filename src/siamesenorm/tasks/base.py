@@ -10,9 +10,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
-Batch = dict[str, Tensor]
+from siamesenorm.data.batches import Batch as Batch
+
 Average = Callable[[dict[str, float]], dict[str, float]]
 """Means of numbers over the processes."""
+LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20}
+"""Beyond these a number is a slip of the finger, not a model."""
 
 
 class Section(BaseModel):
@@ -56,6 +59,8 @@ class Task(ABC):
     """Classes of the configuration's sections model, data and evaluation, and of further ones of its own."""
     unit: ClassVar[str] = "samples"
     """What throughput is counted in."""
+    in_parts: ClassVar[bool] = False
+    """Whether its model may be made on ``meta`` and given its first weights part by part."""
 
     @classmethod
     @abstractmethod
@@ -133,3 +138,10 @@ class Task(ABC):
 
     def save_extras(self, folder: Path) -> None:  # noqa: B027  (nothing is a good default)
         """Write into the run folder what a trained model needs beside its weights."""
+
+
+def check_limits(model: BaseModel, **more: int) -> None:
+    """Raise ValueError where a field of a model section is beyond `LIMITS`, or beyond those of the task's own."""
+    for name, most in {**LIMITS, **more}.items():
+        if getattr(model, name) > most:
+            raise ValueError(f"model.{name} = {getattr(model, name)} is not allowed; it takes up to {most}")

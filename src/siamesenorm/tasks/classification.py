@@ -12,16 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file, write_json
-from siamesenorm.data.errors import DataError
-from siamesenorm.data.images import ImageSet, open_images
-from siamesenorm.data.images.imageset import Split
-from siamesenorm.data.images.loader import ImageLoader, TestImages, TrainingImages
+from siamesenorm.data.images.loader import TestImages, TrainingImages
 from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm, seeded
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform, per_channel
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_config import ViTConfig
-from siamesenorm.models.vit_counts import activations_of_image, count_vit, flops_of_image
-from siamesenorm.tasks.base import Average, Batch, Loss, Task
+from siamesenorm.models.vit_counts import count_vit
+from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
 from siamesenorm.tasks.classification_config import (
     ClassificationEvaluationConfig,
     ClassificationLossConfig,
@@ -29,25 +26,28 @@ from siamesenorm.tasks.classification_config import (
 )
 from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import Teacher, distillation_loss
+from siamesenorm.tasks.images import ImageTask
 
-IMAGES, EVALUATION, CONFUSION = "images.json", "evaluation.json", "confusion.csv"
-"""What a finished run has beside its weights."""
-LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20, "classes": 2**20, "channels": 3}
-"""Beyond these a number is a slip of the finger, not a model."""
+EVALUATION, CONFUSION = "evaluation.json", "confusion.csv"
+"""What the last evaluation found, beside a finished run's weights."""
 TOP = 5
 
 
-class ClassificationTask(Task):
+class ClassificationTask(ImageTask):
     """A vision Transformer learns to tell classes of images apart."""
 
     name = "classification"
+    model_class = VisionTransformer
+    count = count_vit
     sections = {  # noqa: RUF012
         "model": ViTConfig,
         "data": ImageDataConfig,
         "loss": ClassificationLossConfig,
         "evaluation": ClassificationEvaluationConfig,
     }
-    unit = "images"
+    model_config: ViTConfig
+    data_config: ImageDataConfig
+    evaluation: ClassificationEvaluationConfig
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -55,9 +55,7 @@ class ClassificationTask(Task):
         model: ViTConfig = config.model
         data: ImageDataConfig = config.data
         loss: ClassificationLossConfig = config.loss
-        for name, most in LIMITS.items():
-            if getattr(model, name) > most:
-                raise ValueError(f"model.{name} = {getattr(model, name)} is not allowed; it takes up to {most}")
+        check_limits(model, classes=2**20, channels=3)
         if model.channels == 2:
             raise ValueError("model.channels = 2 is not allowed; it takes 1 or 3")
         if model.classes < 2 or model.pool == "none":
@@ -78,45 +76,20 @@ class ClassificationTask(Task):
             )
 
     def __init__(self, config: Any) -> None:
-        self.model_config: ViTConfig = config.model
-        self.data_config: ImageDataConfig = config.data
+        super().__init__(config)
         self.loss_config: ClassificationLossConfig = config.loss
-        self.evaluation: ClassificationEvaluationConfig = config.evaluation
-        self.seed, self.batch_size = config.train.seed, config.train.batch_size
-        data, seed = self.data_config, config.data.shuffle_seed
-        self.images = self._open(data.train, "train")
-        self.data = TrainingImages(
-            self.images, self._augmentation(), seed=self.seed if seed is None else seed, repeats=data.repeats
-        )
+        data = self.data_config
+        self.data = TrainingImages(self.images, self._augmentation(), seed=self.shuffle_seed, repeats=data.repeats)
         self.held_out: TestImages | None = None
-        if self.evaluation.every is not None:
-            found = self._open(data.test or data.train, "test")
-            if found.class_names != self.images.class_names:
-                raise DataError(f"data.test: the classes of {found.name!r} are not those of {self.images.name!r}")
-            self.held_out = TestImages(found, transform_of(self.model_config, data), self.evaluation.images)
+        if self.test_images is not None:
+            plain = transform_of(self.model_config, data)
+            self.held_out = TestImages(self.test_images, plain, self.evaluation.images)
         self.confusion: Confusion | None = None
         loss = self.loss_config
         self.mixer = make_mixer(loss, self.model_config.classes) if loss.mixup or loss.cutmix else None
         self.teacher = (
             None if loss.teacher is None else Teacher(loss.teacher, loss.teacher_weights, self.model_config.classes)
         )
-
-    def _open(self, source: str, split: Split) -> ImageSet:
-        data, model = self.data_config, self.model_config
-        images = open_images(
-            source,
-            split,
-            held_out=data.held_out if data.test is None else None,
-            image_column=data.image_column,
-            label_column=data.label_column,
-            channels=model.channels,
-        )
-        if len(images.class_names) > model.classes:
-            raise DataError(
-                f"model.classes = {model.classes} is not allowed; it takes {len(images.class_names)} or more "
-                f"for the classes of {source!r}"
-            )
-        return images
 
     def _augmentation(self) -> Transform:
         data, model = self.data_config, self.model_config
@@ -133,28 +106,6 @@ class ClassificationTask(Task):
                 interpolation=data.interpolation,
             )
         return plain if data.augment == "none" else Shift(plain, data.shift, data.flip)
-
-    @classmethod
-    def model_of(cls, config: Any) -> VisionTransformer:
-        """The vision Transformer of a configuration."""
-        return VisionTransformer(config.model)
-
-    def build_model(self) -> nn.Module:
-        """A vision Transformer with its first weights."""
-        return VisionTransformer(self.model_config, seed=self.seed)
-
-    def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> ImageLoader:
-        """A rank's part of each global batch."""
-        return ImageLoader(
-            self.data,
-            self.batch_size,
-            rank=rank,
-            world_size=world_size,
-            sample=sample,
-            workers=self.data_config.workers,
-            prefetch=self.data_config.prefetch,
-            pin_memory=pin_memory,
-        )
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Cross-entropy with the labels, mixed and smoothed where asked for, and with the teacher's answer."""
@@ -206,30 +157,6 @@ class ClassificationTask(Task):
             metrics["top5"] = means["top"] / total
         return metrics
 
-    @property
-    def units_per_sample(self) -> int:
-        """A sample is an image."""
-        return 1
-
-    @property
-    def epoch_samples(self) -> int:
-        """As many as there are training images."""
-        return len(self.images)
-
-    @property
-    def parameters(self) -> int:
-        """Counted on no device."""
-        return count_vit(self.model_config).total
-
-    def least_activations(self, recomputed: bool) -> float:
-        """A stream and a reading per sublayer and token; all the inside too where nothing is recomputed."""
-        c = self.model_config
-        return 2 * c.blocks * c.dim * c.tokens if recomputed else activations_of_image(c)
-
-    def flops_per_sample(self, model: nn.Module) -> float:
-        """Forward and backward of one image."""
-        return 3 * flops_of_image(self.model_config)
-
     def chance_loss(self) -> float | None:
         """Entropy of the frequencies of classes, smoothed as the labels are; mixing does not change them."""
         counts = np.bincount(self.images.labels, minlength=self.model_config.classes)
@@ -247,32 +174,14 @@ class ClassificationTask(Task):
     @classmethod
     def header(cls, config: Any, folder: Path) -> dict[str, str]:
         """How images are made ready, and the names of classes."""
-        names = class_names_of(config, folder)
+        names = cls.class_names(config, folder)
         return {"data": json.dumps(config.data.model_dump(mode="json")), "class_names": json.dumps(names)}
 
     def save_extras(self, folder: Path) -> None:
         """Names of classes and fingerprints of the images; what the last evaluation found, class by class."""
-        sets = {"train": self.images, **({} if self.held_out is None else {"test": self.held_out.images})}
-        facts = {
-            split: {"name": found.name, "images": len(found), "sha256": found.fingerprint}
-            for split, found in sets.items()
-        }
-        write_json(folder / IMAGES, {"class_names": list(self.images.class_names), **facts})
+        super().save_extras(folder)
         if self.confusion is not None:
             save_confusion(self.confusion, folder)
-
-
-def class_names_of(config: Any, folder: Path) -> list[str]:
-    """Names of a run's classes: as it left them when it finished, or as its images have them, or numbers."""
-    try:
-        names = json.loads((folder / IMAGES).read_bytes())["class_names"]
-        return [str(name) for name in names]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    try:
-        return list(open_images(config.data.train, channels=config.model.channels).class_names)
-    except DataError:
-        return [str(number) for number in range(config.model.classes)]
 
 
 def save_confusion(confusion: Confusion, folder: Path) -> None:

@@ -8,23 +8,14 @@ from pydantic import BeforeValidator, Field
 
 from siamesenorm.data.images.transforms import Interpolation
 from siamesenorm.tasks.base import Section
+from siamesenorm.tasks.images import ImageSourceConfig
 
 Numbers = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 
 
-class ImageDataConfig(Section):
+class ImageDataConfig(ImageSourceConfig):
     """The images that a classifier sees, and how they are changed before it does."""
 
-    train: str = Field(
-        min_length=1,
-        description="digits, fashion-mnist, hf:NAME, a .parquet file, or a folder: IDX, CIFAR, parquet, CLASS/….",
-    )
-    test: str | None = Field(default=None, description="Images to test on; null: the training source's own.")
-    held_out: float = Field(
-        default=0.2, gt=0, lt=1, description="Share of each class to test on, where a source has no test images."
-    )
-    image_column: str | None = Field(default=None, description="Of tables; null: image, img or what is usual.")
-    label_column: str | None = Field(default=None, description="Of tables; null: label or what is usual.")
     mean: Numbers = Field(default=(0.5,), min_length=1, max_length=3, description="Taken from every channel (0 to 1).")
     std: Numbers = Field(default=(0.5,), min_length=1, max_length=3, description="Each channel is divided by this.")
     interpolation: Interpolation = Field(default="bicubic", description="How images are resized.")
@@ -43,11 +34,6 @@ class ImageDataConfig(Section):
     color_jitter: float = Field(default=0.3, ge=0, le=1, description="Colour jitter where rand_augment is null (timm).")
     erasing: float = Field(default=0.25, ge=0, le=1, description="Probability that a part is erased (timm).")
     repeats: int = Field(default=1, ge=1, le=64, description="Repeated augmentation: times an image comes in a row.")
-    shuffle_seed: int | None = Field(
-        default=None, ge=0, lt=2**63, description="Order and augmentation; null: train.seed."
-    )
-    workers: int = Field(default=0, ge=0, le=256, description="Processes that prepare images; 0: the training one.")
-    prefetch: int = Field(default=2, ge=1, le=1024, description="Batches that each worker makes ahead.")
 
 
 class ClassificationLossConfig(Section):

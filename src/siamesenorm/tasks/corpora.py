@@ -52,7 +52,8 @@ def open_held_out(data: TextDataConfig) -> list[Tokens]:
     found = [tokens for tokens in (open_corpus(name, data, "validation") for name in own) if len(tokens)]
     if not found:
         raise DataError(
-            f"data.validation: {data.train[0]!r} holds out no text; name some to evaluate on, or evaluation.every=null"
+            f"data.validation: {data.train[0]!r} holds out no text; name some to evaluate on, or prepare it with "
+            f"--unit paragraph --validation 0.05, or train with evaluation.every=null"
         )
     return found
 

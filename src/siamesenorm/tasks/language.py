@@ -19,15 +19,12 @@ from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.models.lm_counts import activations_of_token, flops_of_token
-from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task
+from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.likelihood import log_likelihoods
 
 FREQUENCY_TOKENS = 2**18
 """Tokens that frequencies are counted over."""
-LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20, "vocab_size": 2**22, "max_length": 2**24}
-"""Beyond these a number is a slip of the finger, not a model."""
-
 Texts = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 Weights = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 Corpora = Annotated[Texts, BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
@@ -79,15 +76,14 @@ class LanguageTask(Task):
     name = "language"
     sections = {"model": LMConfig, "data": TextDataConfig, "evaluation": LanguageEvaluationConfig}  # noqa: RUF012
     unit = "tokens"
+    in_parts = True
 
     @classmethod
     def check(cls, config: Any) -> None:
         """Raise ValueError where model and data do not fit each other; reads no data."""
         model: LMConfig = config.model
         data: TextDataConfig = config.data
-        for name, most in LIMITS.items():
-            if getattr(model, name) > most:
-                raise ValueError(f"model.{name} = {getattr(model, name)} is not allowed; it takes up to {most}")
+        check_limits(model, vocab_size=2**22, max_length=2**24)
         if data.sequence_length > model.max_length:
             raise ValueError(
                 f"data.sequence_length = {data.sequence_length} is not allowed; "

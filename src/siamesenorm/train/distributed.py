@@ -83,6 +83,11 @@ class World:
         return self.rank == 0
 
     @property
+    def divides_weights(self) -> bool:
+        """Whether a process holds a part of the model only."""
+        return self.mode in ("fsdp", *MESH_NAMES)
+
+    @property
     def data_rank(self) -> int:
         """Which part of a batch this process computes; the processes of one tensor group compute the same part."""
         return self.rank // self.group if self.mode == "tp" else self.rank

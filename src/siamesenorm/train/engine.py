@@ -52,13 +52,14 @@ class Engine:
                 f"train.batch_size: {config.train.batch_size} is not allowed; {world.data_size} processes and "
                 f"{config.train.accumulation} accumulated parts take multiples of {parts}"
             )
-        model = task.build_model()
+        with torch.device("meta") if task.in_parts and world.divides_weights else contextlib.nullcontext():
+            model = task.build_model()
         checkpoint_activations(model, config.train.activation_checkpointing)
         if config.train.compile:
             model.compile()
         self.flops_per_sample = task.flops_per_sample(model)
         self.precision = Precision(config.train, world.device)
-        self.model: nn.Module = apply_parallelism(model, world, dtype=self.precision.gathered)
+        self.model: nn.Module = apply_parallelism(model, world, dtype=self.precision.gathered, seed=config.train.seed)
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average = None if config.train.ema is None else WeightAverage(self.model, config.train.ema)
         self.loader = task.loader(

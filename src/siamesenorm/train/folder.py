@@ -70,12 +70,13 @@ class RunFolder:
     def check(self, config: RunConfig, mode: Mode) -> None:
         """Raise if this configuration cannot be run here in this mode; writes nothing."""
         try:
-            if self.path.exists() and not self.path.is_dir():
-                raise ConfigError(f"run: {str(self.path)!r} is a file; it takes a folder")
+            is_file = self.path.exists() and not self.path.is_dir()
             empty = not self.path.is_dir() or not any(name != LOCK for name in os.listdir(self.path))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"run: {shown(str(self.path))} cannot be used: {reason}") from None
+        if is_file:
+            raise ConfigError(f"run: {str(self.path)!r} is a file; it takes a folder")
         if not self.exists:
             if mode == "resume":
                 raise ConfigError(f"run: {str(self.path)!r} holds no run to resume; leave --resume out to begin one")

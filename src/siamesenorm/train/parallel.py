@@ -28,7 +28,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm import Block, LanguageModel
 from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
 
@@ -36,12 +36,19 @@ MODES = ("none", "ddp", "fsdp", "hsdp", "tp")
 
 
 def apply_parallelism(
-    model: nn.Module, world: World, strategy: str | None = None, *, dtype: torch.dtype | None = None
+    model: nn.Module,
+    world: World,
+    strategy: str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    seed: int | None = None,
 ) -> nn.Module:
     """The model, spread over the world; parameters are on its device already or will be moved there.
 
     strategy: one of the table's modes; default: the world's. dtype: what sharded blocks are gathered and computed
     in (gradients are summed in float32); default: that of the weights. The optimiser is made afterwards.
+    A language model on ``meta`` gets the first weights of `seed` here, part by part: every part is spread before the
+    next is made, so that no process ever holds more than its own share and one block.
     """
     strategy = strategy or world.mode
     if strategy not in MODES:
@@ -54,34 +61,59 @@ def apply_parallelism(
         model = model.to(world.device)
         devices = [world.device.index] if world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    if strategy == "tp":
-        from siamesenorm.train.tensor_parallel import split_sublayers
-
-        model = model.to(world.device)
-        split_sublayers(_language_model(model), world.mesh["tensor"])
-        return shard(model, world.mesh["data"], dtype) if world.data_size > 1 else model
-    return shard(model, world.mesh, dtype)
-
-
-def _language_model(model: nn.Module) -> LanguageModel:
-    if not isinstance(model, LanguageModel):
-        raise ConfigError(f"parallel.mode: 'tp' is not allowed for {type(model).__name__}; it splits language models")
-    return model
+    spreading = Spreading(model, world, dtype)
+    if isinstance(model, LanguageModel) and model.embedding.weight.is_meta:
+        model.init_weights(seed, around=spreading.made)
+    else:
+        for part in spreading.alone:
+            spreading.part(part)
+    return spreading.finish()
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> nn.Module:
-    """FSDP2 on a mesh of one axis (shards) or two (copies of shards), by block."""
-    # A linear layer with a bias returns a view; no topology writes over a sublayer's output.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-    for block in getattr(model, "blocks", ()):
-        # The sublayers, not the block: their inputs and outputs are tensors, on which FSDP's hooks for backward hang.
-        fully_shard(list(block.children()), mesh=mesh, mp_policy=policy)
-    embedding = getattr(model, "embedding", None)
-    if isinstance(embedding, nn.Module) and getattr(model, "head", None) is not None:
-        fully_shard(embedding, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype))
-    fully_shard(model, mesh=mesh)
-    return model
+class Spreading:
+    """Sharding by block (FSDP2), tensor parallelism, or both, one part of a model after the other."""
+
+    def __init__(self, model: nn.Module, world: World, dtype: torch.dtype | None = None) -> None:
+        self.model, self.device = model, world.device
+        self.shards: DeviceMesh | None = world.mesh
+        self.tensors: DeviceMesh | None = None
+        if world.mode == "tp":
+            if not isinstance(model, LanguageModel):
+                raise ConfigError(
+                    f"parallel.mode: 'tp' is not allowed for {type(model).__name__}; it splits language models"
+                )
+            self.shards, self.tensors = world.mesh["data"] if world.data_size > 1 else None, world.mesh["tensor"]
+        # A linear layer with a bias returns a view; no topology writes over a sublayer's output.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+        self.alone: dict[nn.Module, MixedPrecisionPolicy] = dict.fromkeys(getattr(model, "blocks", ()), policy)
+        embedding, head = getattr(model, "embedding", None), getattr(model, "head", None)
+        if isinstance(embedding, nn.Module) and head is not None:
+            self.alone[embedding] = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype)
+
+    @contextlib.contextmanager
+    def made(self, part: nn.Module) -> Iterator[None]:
+        """Memory for a part, which is filled inside; behind it, what other processes hold is given back."""
+        part.to_empty(device="cpu")  # where one process draws too
+        yield
+        self.part(part)
+
+    def part(self, part: nn.Module) -> None:
+        """Blocks and embedding by themselves; the rest waits for `finish`."""
+        if self.tensors is not None and isinstance(part, Block):
+            from siamesenorm.train.tensor_parallel import split_sublayers
+
+            split_sublayers(part.to(self.device), self.tensors)
+        if self.shards is not None and part in self.alone:
+            # A block's sublayers, not the block: FSDP's hooks for backward hang on inputs and outputs that are tensors.
+            fully_shard(list(part.children()) or part, mesh=self.shards, mp_policy=self.alone[part])
+
+    def finish(self) -> nn.Module:
+        """What is left of the model."""
+        if self.shards is None:
+            return self.model.to(self.device)
+        fully_shard(self.model, mesh=self.shards)
+        return self.model
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.mlp import MLP
-from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm import Block
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import ROW_ORDER
 
@@ -23,16 +23,14 @@ HEADS = FEATURES = 2
 """Dimension of (batch, tokens, heads, head_dim) and of (batch, tokens, features) that is split."""
 
 
-def split_sublayers(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Split every attention and FFN over the processes of a mesh; experts, embedding and head stay whole."""
-    size = mesh.size()
-    if size == 1:
+def split_sublayers(block: Block, mesh: DeviceMesh) -> None:
+    """Split a block's attention and FFN over the processes of a mesh; experts stay whole, as embedding and head do."""
+    if mesh.size() == 1:
         return
-    for block in model.blocks:
-        if isinstance(block.attention, Attention):
-            split_attention(block.attention, mesh)
-        if isinstance(block.ffn, MLP):
-            split_ffn(block.ffn, mesh)
+    if isinstance(block.attention, Attention):
+        split_attention(block.attention, mesh)
+    if isinstance(block.ffn, MLP):
+        split_ffn(block.ffn, mesh)
 
 
 def split_attention(attention: Attention, mesh: DeviceMesh) -> None:

@@ -45,7 +45,7 @@ def open_trackers(logging: LoggingConfig, config: RunConfig, folder: Path, step:
     if logging.wandb:
         trackers.append(WeightsAndBiases(logging.wandb, config, folder))
     if logging.trackio:
-        trackers.append(Trackio(logging.trackio, config, folder))
+        trackers.append(Trackio(logging.trackio, config, folder, step))
     return trackers
 
 
@@ -97,13 +97,13 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """A trackio run."""
+    """A trackio run, the same one again after an interruption; one that begins anew is another of that name."""
 
-    def __init__(self, project: str, config: RunConfig, folder: Path) -> None:
+    def __init__(self, project: str, config: RunConfig, folder: Path, step: int) -> None:
         import trackio
 
         self.module = trackio
-        trackio.init(project=project, name=folder.name, config=config.as_dict(), resume="allow")
+        trackio.init(project=project, name=folder.name, config=config.as_dict(), resume="allow" if step else "never")
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Hand over a step."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.data.images.files import some_pixels, write_folder
 
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.diffusion.data import to_bytes
@@ -123,11 +124,26 @@ def test_pixels_are_scaled_to_one_and_back():
     assert np.array_equal(to_bytes(batch["image"]), np.stack([task.images[int(k)] for k in numbers]))
 
 
+def test_with_images_to_test_on_those_to_train_on_are_taken_whole(tmp_path):
+    for name, count in (("train", 20), ("test", 8), ("other", 6)):
+        classes = ("a", "b") if name != "other" else ("a", "c")
+        write_folder(tmp_path / name, some_pixels(count, 8, 8, 1), np.arange(count) % 2, classes)
+    alone = make_task(f"data.train={tmp_path / 'train'}", "evaluation.every=1")
+    assert (len(alone.images), len(alone.test_images)) == (16, 4)
+    both = make_task(f"data.train={tmp_path / 'train'}", f"data.test={tmp_path / 'test'}", "evaluation.every=1")
+    assert (len(both.images), len(both.test_images)) == (20, 8)
+    with pytest.raises(ValueError, match=r"data\.test: the classes of 'other' are not those of 'train'"):
+        make_task(f"data.train={tmp_path / 'train'}", f"data.test={tmp_path / 'other'}", "evaluation.every=1")
+
+
 def test_what_does_not_fit_is_refused_in_one_sentence():
     for overrides, message in (
         (["diffusion.prediction=flow"], "learn_sigma = true is not allowed with diffusion.prediction = flow"),
         (["patch_size=3"], "patch_size = 3 is not allowed; it takes a divisor of input_size = 8"),
-        (["evaluation.samples=9", "class_dropout=0"], "guidance = 2.0 is not allowed with model.class_dropout = 0"),
+        (
+            ["evaluation.samples=9", "guidance=2.0", "class_dropout=0"],
+            "guidance = 2.0 is not allowed with model.class_dropout = 0",
+        ),
         (["evaluation.samples=9", "sampler=euler"], "'euler' is not allowed for epsilon; it takes ddpm, ddim, dpm"),
         (["diffusion.schedule=wave"], "schedule"),
     ):
@@ -139,6 +155,12 @@ def test_what_does_not_fit_is_refused_in_one_sentence():
         make_task("classes=4")
     with pytest.raises(ValueError, match=r"samples are compared with images of model\.input_size = 4"):
         make_task("input_size=4", "evaluation.samples=10")
+
+
+@pytest.mark.parametrize("name", ["dit-digits", "dit-fashion"])
+def test_recipes_measure_samples_as_the_model_makes_them_not_as_guidance_narrows_them(name):
+    evaluation = resolve(name).evaluation
+    assert (evaluation.samples, evaluation.guidance) == (500, 1.0)
 
 
 @pytest.mark.parametrize("name", ["dit-b-2", "dit-l-4", "dit-xl-2"])

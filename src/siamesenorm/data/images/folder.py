@@ -22,6 +22,11 @@ def split_folder(root: Path, split: str) -> Path | None:
     return next((root / name for name in SPLIT_FOLDERS[split] if (root / name).is_dir()), None)
 
 
+def folder_name(class_name: str) -> str:
+    """What the folder of a class is called: its name, without what would make it two folders."""
+    return class_name.replace("/", "-")
+
+
 class FolderImages(ImageSet):
     """Images in ``root/CLASS/…``; classes are numbered in the order of their names.
 

@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from siamesenorm.data.batches import Batch, Batches, pinned
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ImageSet
 from siamesenorm.data.images.transforms import Transform
 from siamesenorm.data.order import shuffled
-
-Batch = dict[str, Tensor]
 
 
 class TrainingImages:
@@ -73,11 +71,8 @@ class TestImages:
             yield {"image": torch.from_numpy(np.stack(seen)), "label": torch.from_numpy(self.images.labels[part])}
 
 
-class ImageLoader:
-    """An endless iterator over a rank's part of each global batch.
-
-    Global batch b is samples b·G to (b+1)·G - 1; rank r of W has every W-th from the r-th on, so that repeats of an
-    image go to different ranks.
+class ImageLoader(Batches):
+    """Images: rank r of W has every W-th sample from the r-th on, so that repeats of an image go to different ranks.
 
     workers: processes that make batches ahead; 0 makes them here, when they are asked for.
     prefetch: batches that each worker makes ahead.
@@ -95,39 +90,16 @@ class ImageLoader:
         prefetch: int = 2,
         pin_memory: bool = False,
     ) -> None:
-        if global_batch_size < 1 or global_batch_size % world_size:
-            raise DataError(
-                f"global_batch_size: {global_batch_size} is not allowed; it takes multiples of world_size {world_size}"
-            )
-        self.data, self.global_batch_size = data, global_batch_size
-        self.rank, self.world_size = rank, world_size
-        self.workers, self.prefetch, self.pin_memory = workers, prefetch, pin_memory
-        self._ahead: Iterator[Any] | None = None
-        self.seek(sample)
+        self.data, self.workers, self.prefetch = data, workers, prefetch
+        super().__init__(global_batch_size, rank=rank, world_size=world_size, sample=sample, pin_memory=pin_memory)
 
-    @property
-    def sample(self) -> int:
-        """Samples that all ranks have been given; batches made ahead do not count."""
-        return self._sample
-
-    def seek(self, sample: int) -> None:
-        """Go on from here."""
-        if isinstance(sample, bool) or sample < 0:
-            raise DataError(f"sample: {sample} is not allowed; it takes 0 or more")
-        self.close()
-        self._sample = int(sample)
-
-    def __iter__(self) -> ImageLoader:
-        return self
-
-    def __next__(self) -> Batch:
+    def _next(self) -> Batch:
         if self.workers and self._ahead is None:
             self._ahead = self._start()
-        made = self.make(self._sample) if self._ahead is None else next(self._ahead)
+        made: Batch | str = self.make(self._sample) if self._ahead is None else next(self._ahead)
         if isinstance(made, str):
             raise DataError(made)
-        self._sample += self.global_batch_size
-        return {name: values.pin_memory() for name, values in made.items()} if self.pin_memory else made
+        return pinned(made) if self.pin_memory else made
 
     def make(self, sample: int) -> Batch:
         """The rank's part of the global batch that starts at a sample."""
@@ -146,7 +118,7 @@ class ImageLoader:
         return iter(loader)
 
     def close(self) -> None:
-        """Stop the workers; the loader can still be used and goes on where it was."""
+        """Stop the workers."""
         self._ahead = None
 
 

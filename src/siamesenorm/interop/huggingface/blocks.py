@@ -18,6 +18,7 @@ from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.rotary import Turn
 from siamesenorm.residual import Flow, Link, Topology
+from siamesenorm.residual.fused.recompute import remembering
 
 
 def eager_attention(
@@ -55,14 +56,16 @@ class SiameseNormAttention(Attention):
         self, h: Tensor, turn: Turn, mask: Any, past_key_values: Cache | None, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         """(batch, tokens, dim) to the same, and the attention weights where the backend has them."""
-        q, k, v = (part.transpose(1, 2) for part in self.project(h, turn))
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
         backend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention
         )
         scaling, window = self.head_dim**-0.5, self.config.sliding_window
-        o, weights = backend(self, q, k, v, mask, scaling=scaling, dropout=0.0, sliding_window=window, **options)
+        heads = self.project_and_turn(h, turn)
+        with remembering(*heads):
+            q, k, v = (part.transpose(1, 2) for part in heads)
+            if past_key_values is not None:
+                k, v = past_key_values.update(k, v, self.layer_idx)
+            o, weights = backend(self, q, k, v, mask, scaling=scaling, dropout=0.0, sliding_window=window, **options)
         o = o.reshape(*h.shape[:2], -1)
         return self.out(o if self.out_norm is None else self.out_norm(o)), weights
 

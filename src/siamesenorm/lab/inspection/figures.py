@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from siamesenorm.lab.inspection.result import Inspection, Mixture
+from siamesenorm.lab.inspection.terminal import token
 from siamesenorm.lab.page import PALETTE, Figure, label
 
 Values = Sequence[float | None]
@@ -26,6 +27,8 @@ class Plot:
     about: str
     figure: Figure
     height: int = 420
+    half: bool = False
+    """Whether it may stand beside another one."""
 
 
 def plots(found: Inspection) -> Iterator[Plot]:
@@ -52,7 +55,7 @@ def plots(found: Inspection) -> Iterator[Plot]:
         "updates",
         "Update against stream",
         "How much each sublayer's output changes a stream, relative to the stream with an output of zero.",
-        lines(labels(found), found.updates, "", "|update| / |stream|", log=True),
+        updates(found),
     )
     if len(found.streams) > 1 and any(read.gain_shares for read in found.reads):
         yield Plot(
@@ -84,7 +87,8 @@ def plots(found: Inspection) -> Iterator[Plot]:
             f"Linear CKA of {found.similarity.tokens} tokens. Effective depth {effective} of "
             f"{len(found.similarity.depths)}: the number of different representations.",
             similarity(found, name),
-            height=480,
+            height=400,
+            half=len(found.streams) > 1,
         )
     yield Plot(
         "peaks",
@@ -125,7 +129,7 @@ def trace(name: str, x: Sequence[Any], y: Values, color: int, dash: str = "solid
 
 def layout(x: str, y: str, *, log: bool = False, **more: Any) -> Figure:
     """Axes with their titles."""
-    y_axis: Figure = {"title": {"text": y}, **({"type": "log", "dtick": "D2"} if log else {})}
+    y_axis: Figure = {"title": {"text": y}, **({"type": "log", "dtick": "D2", "tickformat": "~g"} if log else {})}
     return {"xaxis": {"title": {"text": x}}, "yaxis": y_axis, **more}
 
 
@@ -136,16 +140,30 @@ def lines(x: Sequence[Any], series: dict[str, Any], x_title: str, y_title: str, 
     return {"data": data, "layout": layout(x_title, y_title, log=log and positive)}
 
 
+def updates(found: Inspection) -> Figure:
+    """Behind every sublayer, whose names come by hovering."""
+    figure = lines(depths(found)[1:], found.updates, "depth", "|update| / |stream|", log=True)
+    for line in figure["data"]:
+        line |= named(labels(found))
+    return figure
+
+
+def named(names: Sequence[str]) -> Figure:
+    """Names of the points of a line."""
+    return {"text": list(names), "hovertemplate": "%{text}: %{y:.4g}"}
+
+
 def shares(found: Inspection) -> Figure:
     """Gain shares as lines, contributions dotted in the same colours, over all reads and the end."""
     places: list[Mixture] = [*found.reads, found.fusion]
-    x = [*labels(found), "end"]
+    names = [*labels(found), "end"]
     data: list[Figure] = []
     for color, name in enumerate(found.streams):
         for kind, dash in (("gain_shares", "solid"), ("contributions", DASH)):
             values = [(getattr(place, kind) or {}).get(name) for place in places]
-            data.append(trace(f"{name} {'gain' if dash == 'solid' else 'contribution'}", x, values, color, dash))
-    figure = layout("", "share")
+            line = trace(f"{name} {'gain' if dash == 'solid' else 'contribution'}", depths(found), values, color, dash)
+            data.append(line | named(names))
+    figure = layout("depth", "share")
     figure["yaxis"]["range"] = [-0.02, 1.02]
     return {"data": data, "layout": figure}
 
@@ -188,7 +206,7 @@ def similarity(found: Inspection, name: str) -> Figure:
     matrix = [list(row) for row in found.similarity.cka[name]]
     places = list(range(len(matrix)))
     heat = {"type": "heatmap", "z": matrix, "x": places, "y": places, "zmin": 0, "zmax": 1, "colorscale": "Viridis"}
-    heat["colorbar"] = {"title": {"text": "CKA"}, "thickness": 12}
+    heat["colorbar"] = {"thickness": 10, "outlinewidth": 0}
     heat["hovertemplate"] = "behind blocks %{x} and %{y}: %{z:.3f}<extra></extra>"
     figure = layout("blocks run", "blocks run")
     figure["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
@@ -202,8 +220,7 @@ def peaks(found: Inspection) -> Figure:
     for color, (name, entries) in enumerate(found.peaks.items()):
         largest = trace(f"{name} largest", depths(found), [peak.largest for peak in entries], color)
         largest["text"] = [
-            f"feature {peak.dims[0]}, token {', '.join(map(str, peak.tokens[0]))}" if peak.dims and peak.tokens else ""
-            for peak in entries
+            f"feature {peak.dims[0]}, {token(peak.tokens[0])}" if peak.dims and peak.tokens else "" for peak in entries
         ]
         median = trace(f"{name} median", depths(found), [peak.median for peak in entries], color, DASH)
         data += [largest, median]

@@ -30,16 +30,16 @@ def make_page(found: Inspection) -> Page:
     name = str(source.get("folder", found.topology))
     step = f" at step {source['step']}" if "step" in source else ""
     page = Page(
-        f"Inside {name}",
+        f"Inside {Path(name).name or name}",
         f"{found.topology}, {found.blocks} blocks of width {found.dim}{step}; {found.tokens} tokens"
         + (f" of {source['text']}." if "text" in source else "."),
     )
     page.heading("At a glance")
     loss = [] if found.loss is None else [("loss", number(found.loss))]
-    page.bullets(f"{name}: {text}" for name, text in (*loss, *notes(found)))
+    page.facts((*loss, *notes(found)))
     page.heading("By depth")
     for plot in plots(found):
-        page.plot(plot.name, plot.title, plot.about, plot.figure, height=plot.height)
+        page.plot(plot.name, plot.title, plot.about, plot.figure, height=plot.height, half=plot.half)
     _numbers(page, found)
     _again(page, found)
     return page
@@ -66,6 +66,7 @@ def _numbers(page: Page, found: Inspection) -> None:
         [*headers, *([] if removal is None else ["loss rise"])],
         rows,
         caption=f"Behind each sublayer. All numbers, with gradients, similarities and peaks: {JSON}, beside this page.",
+        folded="Every sublayer",
     )
 
 

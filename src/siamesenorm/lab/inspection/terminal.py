@@ -110,7 +110,7 @@ def notes(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.lens is not None and found.lens.alone is not None and len(found.streams) > 1:
         ends = {name: values[-1] for name, values in found.lens.alone.items()}
         paper = f" (paper, 1.3B: {by_stream(PAPER['lens'], percent)})" if is_pair else ""
-        yield "alone predicts the same", by_stream(ends, percent) + paper
+        yield "predicted by one alone", by_stream(ends, percent) + paper
     depths = len(found.similarity.depths)
     yield "effective depth", by_stream(found.similarity.effective_depth) + f" of {depths}"
     yield "massive activations", massive(found)
@@ -134,8 +134,15 @@ def massive(found: Inspection) -> str:
         return "no number"
     ratio, name, depth, peak = max(largest, key=lambda entry: entry[:3])
     count = sum(each.massive for _, _, _, each in largest)
-    where = f"stream {name}, depth {depth}, feature {peak.dims[0]}, token {', '.join(map(str, peak.tokens[0]))}"
+    where = f"stream {name}, depth {depth}, feature {peak.dims[0]}, {token(peak.tokens[0])}"
     return f"{count or 'none'}; largest {number(peak.largest)} = {ratio:.0f} medians: {where}"
+
+
+def token(place: Sequence[int]) -> str:
+    """Where a token stands: in a sequence of the batch, where it has two coordinates."""
+    if len(place) == 2:
+        return f"sequence {place[0]}, token {place[1]}"
+    return f"token {', '.join(map(str, place))}"
 
 
 def by_stream(values: Mapping[str, float | None], write: Callable[[float | None], str] | None = None) -> str:

@@ -1,8 +1,9 @@
-"""What a sublayer sees, recomputed in backward instead of kept.
+"""What an operation saves for backward, recomputed there instead of kept.
 
 A sublayer's first projection saves its input h for the weight gradient. A fused step can make h again from what
-it has saved anyway, so `remembering` swaps h for a recipe while the sublayer runs. Everything else that the
-sublayer saves passes through untouched, also to hooks that stand outside (checkpointing, offloading, counting).
+it has saved anyway, so `remembering` swaps h for a recipe while the sublayer runs; attention does the same with
+heads that it has normed. Everything else that is saved passes through untouched, also to hooks that stand outside
+(checkpointing, offloading, counting).
 """
 
 from __future__ import annotations
@@ -14,25 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from siamesenorm.residual.norms import runs_plain_eager
+
 Make = Callable[..., Tensor]
 ATTRIBUTE = "_siamesenorm_recipe"
 
 
 class Recipe:
-    """How to make h again: a function and the tensors it needs."""
+    """How to make h again, which lies in one piece: a function and the tensors it needs."""
 
     def __init__(self, h: Tensor, make: Make, tensors: tuple[Tensor, ...]) -> None:
         self.make, self.tensors = make, tensors
         self.pointer, self.size, self.dtype, self.version = h.data_ptr(), h.numel(), h.dtype, h._version
 
     def makes(self, t: Tensor) -> bool:
-        """Whether `t` is h (or a reshape of it), unchanged since the step returned it."""
+        """Whether `t` is h (or its elements in another shape or order), unchanged since it was made."""
         return (
             t.data_ptr() == self.pointer
             and t.numel() == self.size
             and t.dtype == self.dtype
             and t._version == self.version
-            and t.is_contiguous()
         )
 
 
@@ -59,37 +61,47 @@ class _Saved:
 
 def attach(h: Tensor, make: Make, tensors: tuple[Tensor, ...]) -> None:
     """Let `remembering(h)` know that ``make(*tensors)`` gives h again."""
-    setattr(h, ATTRIBUTE, Recipe(h, make, tensors))
+    if h.is_contiguous():
+        setattr(h, ATTRIBUTE, Recipe(h, make, tensors))
+
+
+def recomputed(make: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``make(x)``, which `remembering` will make from x again; x is kept."""
+    made = make(x)
+    if made.requires_grad and runs_plain_eager(x):
+        attach(made, make, (x,))
+    return made
 
 
 @contextlib.contextmanager
-def _swapping(recipe: Recipe) -> Any:
+def _swapping(recipes: list[Recipe]) -> Any:
     outside = torch._C._autograd._top_saved_tensors_default_hooks(False)
     pack_outside, unpack_outside = outside if outside is not None else (lambda t: t, lambda t: t)
-    saved: list[_Saved] = []
+    saved: dict[Recipe, _Saved] = {}
 
     def pack(t: Tensor) -> Any:
-        if not recipe.makes(t):
+        recipe = next((recipe for recipe in recipes if recipe.makes(t)), None)
+        if recipe is None:
             return pack_outside(t)
-        if not saved:
-            saved.append(_Saved(recipe, pack_outside, unpack_outside))
-        saved[0].users += 1
-        return saved[0], t.shape
+        if recipe not in saved:
+            saved[recipe] = _Saved(recipe, pack_outside, unpack_outside)
+        saved[recipe].users += 1
+        return saved[recipe], t.shape, t.stride()
 
     def unpack(packed: Any) -> Tensor:
-        if isinstance(packed, tuple) and len(packed) == 2 and isinstance(packed[0], _Saved):
-            return packed[0].take().view(packed[1])
+        if isinstance(packed, tuple) and len(packed) == 3 and isinstance(packed[0], _Saved):
+            return packed[0].take().contiguous().as_strided(*packed[1:])
         return unpack_outside(packed)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
 
 
-def remembering(h: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Context for the sublayer's call on `h`; does nothing where no recipe is attached or hooks are disabled."""
+def remembering(*tensors: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Context for what is called on these; does nothing where no recipe is attached or hooks are disabled."""
     if torch.compiler.is_compiling():
         return contextlib.nullcontext()
-    recipe = getattr(h, ATTRIBUTE, None)
-    if recipe is None or not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+    recipes = [recipe for t in tensors if (recipe := getattr(t, ATTRIBUTE, None)) is not None]
+    if not recipes or not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
         return contextlib.nullcontext()
-    return _swapping(recipe)
+    return _swapping(recipes)

@@ -64,7 +64,7 @@ def fused_step(
     plan = Plan(scale, _call(norm_x), norm_y.call, _call(norm_in))
     params = (*_affine(norm_x), *_affine(norm_y), *_affine(norm_in), gain)
     if not torch.is_grad_enabled():
-        return _forward(plan, x, y, output, params)[:3]
+        return _infer(plan, x, y, output, params)
     note: list[Kept] = []
     next_x, next_y, h = _FusedStep.apply(plan, note, x, y, output, *params)
     if h.requires_grad:
@@ -79,6 +79,25 @@ def _call(norm: Norm | None) -> NormCall | None:
 
 def _affine(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if norm is None else (norm.weight, norm.bias)
+
+
+def _infer(plan: Plan, x: Tensor, y: Tensor, output: Tensor, params: Params) -> tuple[Tensor, Tensor, Tensor]:
+    """X', Y' and h where no backward will follow: the compiled kernel then keeps nothing."""
+    if not (x.shape == y.shape == output.shape and native.usable(x, y, output, *params)):
+        return _forward(plan, x, y, output, params)[:3]
+    x, y, output = x.contiguous(), y.contiguous(), output.contiguous()
+    next_x, y1, h = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+    norms = [
+        native.NormArgs()
+        if call is None
+        else native.norm_args(call.kind == "layer", call.eps, *params[2 * k : 2 * k + 2])
+        for k, call in enumerate((plan.norm_x, plan.norm_y, plan.norm_in))
+    ]
+    tensors = (params[6], None, x, y, output, next_x, y1, next_x, h)  # X1 and X' share their memory
+    native.call(
+        "step_forward", native.StepCallArgs(*native.size_of(x), plan.scale, *norms, *map(native.address, tensors))
+    )
+    return next_x, y1, h
 
 
 def _forward(plan: Plan, x: Tensor, y: Tensor, output: Tensor, params: Params) -> tuple[Tensor, Tensor, Tensor, Kept]:

@@ -7,29 +7,15 @@ from typing import Literal
 from pydantic import Field
 
 from siamesenorm.tasks.base import Section
+from siamesenorm.tasks.images import ImageSourceConfig
 
 
-class DiffusionDataConfig(Section):
-    """The images, or latents, that a model learns to make."""
+class DiffusionDataConfig(ImageSourceConfig):
+    """The images that a model learns to make; a folder of latents is named as one of images."""
 
-    train: str = Field(
-        min_length=1,
-        description="digits, fashion-mnist, hf:NAME, a .parquet file, a folder of images, or a folder of latents.",
-    )
-    test: str | None = Field(
-        default=None, description="What the loss is measured on; null: the source's own test part."
-    )
-    held_out: float = Field(
-        default=0.2, gt=0, lt=1, description="Share of each class to test on, where a source has no test images."
-    )
-    image_column: str | None = Field(default=None, description="Of tables; null: image, img or what is usual.")
-    label_column: str | None = Field(default=None, description="Of tables; null: label or what is usual.")
     flip: float = Field(
         default=0.0, ge=0, le=1, description="Probability of a mirror image; latents: if encoded with --flip."
     )
-    shuffle_seed: int | None = Field(default=None, ge=0, lt=2**63, description="Order and noise; null: train.seed.")
-    workers: int = Field(default=0, ge=0, le=256, description="Processes that prepare images; 0: the training one.")
-    prefetch: int = Field(default=2, ge=1, le=1024, description="Batches that each worker makes ahead.")
 
 
 class ProcessConfig(Section):

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from siamesenorm.data.batches import Batch
 from siamesenorm.data.errors import DataError
-from siamesenorm.data.images import ImageSet, open_images
-from siamesenorm.data.images.imageset import Split
-from siamesenorm.data.images.loader import Batch, TestImages, TrainingImages
+from siamesenorm.data.images import ImageSet
+from siamesenorm.data.images.loader import TestImages, TrainingImages
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform
-from siamesenorm.data.latents import LatentImages, is_latents, open_latents
+from siamesenorm.data.latents import LatentImages
 from siamesenorm.models.dit_config import DiTConfig
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig
 from siamesenorm.tasks.diffusion.noise import draw
@@ -49,25 +49,8 @@ class NoisyTestImages(TestImages):
             given += count
 
 
-def open_source(model: DiTConfig, data: DiffusionDataConfig, source: str, split: Split) -> ImageSet:
-    """Images or latents of a split, checked against the model."""
-    images = (
-        open_latents(source, split)
-        if is_latents(source)
-        else open_images(
-            source,
-            split,
-            held_out=data.held_out,
-            image_column=data.image_column,
-            label_column=data.label_column,
-            channels=model.channels,
-        )
-    )
-    if len(images.class_names) > model.classes:
-        raise DataError(
-            f"model.classes = {model.classes} is not allowed; it takes {len(images.class_names)} or more "
-            f"for the classes of {source!r}"
-        )
+def check_shape(images: ImageSet, source: str, model: DiTConfig) -> None:
+    """Raise where a model makes other channels, or latents of another size."""
     if isinstance(images, LatentImages):
         if (images.channels, images.size) != (model.channels, (model.input_size,) * 2):
             raise DataError(
@@ -76,7 +59,6 @@ def open_source(model: DiTConfig, data: DiffusionDataConfig, source: str, split:
             )
     elif model.channels not in (1, 3):
         raise DataError(f"model.channels = {model.channels} is not allowed; images of pixels take 1 or 3")
-    return images
 
 
 def transform_of(model: DiTConfig, images: ImageSet) -> Transform:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.errors import import_extra
+from siamesenorm.data.images.folder import folder_name
 from siamesenorm.data.images.pictures import as_channels
 
 Images = NDArray[np.uint8]
@@ -79,6 +80,6 @@ def save_each(images: Images, labels: NDArray[np.int64], names: Sequence[str], t
             file.write(content.getvalue())
         return
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
-        folder = target / names[int(label)].replace("/", "-")
+        folder = target / folder_name(names[int(label)])
         folder.mkdir(parents=True, exist_ok=True)
         save_png(image, folder / f"{number:06}.png")

@@ -12,6 +12,7 @@ Every sample has a generator of its own, so that it does not depend on the other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -49,6 +50,10 @@ class Sampler:
             raise DataError(f"sampler: {self.name!r} is not known; it takes one of {', '.join(STEPS)}")
         if self.steps is not None and self.steps < 1:
             raise DataError(f"steps: {self.steps} is not allowed; it takes 1 or more")
+        if not 0 <= self.guidance < math.inf:
+            raise DataError(f"guidance: {self.guidance} is not allowed; it takes 0 or more, and 1 is none")
+        if self.guidance_channels is not None and self.guidance_channels < 1:
+            raise DataError(f"guidance_channels: {self.guidance_channels} is not allowed; it takes 1 or more")
 
     def check(self, process: Process) -> None:
         """Raise if this sampler is not for such a process."""

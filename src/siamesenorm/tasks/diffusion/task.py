@@ -3,60 +3,59 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.data.atomic import write_json
 from siamesenorm.data.errors import DataError
-from siamesenorm.data.images.loader import ImageLoader
-from siamesenorm.data.latents import LatentImages
+from siamesenorm.data.images import ImageSet
+from siamesenorm.data.images.imageset import Split
+from siamesenorm.data.latents import LatentImages, is_latents, open_latents
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
-from siamesenorm.models.dit_counts import activations_of_dit, count_dit, flops_of_dit
-from siamesenorm.tasks.base import Average, Batch, Loss, Task
+from siamesenorm.models.dit_counts import count_dit
+from siamesenorm.tasks.base import Average, Batch, Loss, check_limits
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig, DiffusionEvaluationConfig, ProcessConfig
 from siamesenorm.tasks.diffusion.data import (
     NoisyImages,
     NoisyTestImages,
     augmentation_of,
-    open_source,
+    check_shape,
     to_bytes,
     transform_of,
 )
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.diffusion.sampling import Sampler, sample
 from siamesenorm.tasks.fidelity import ClassifierFidelity
+from siamesenorm.tasks.images import ImageTask, fitting
 
-CLASSES = "classes.json"
 QUARTERS = 4
-LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20, "classes": 2**20, "input_size": 2**14}
-"""Beyond these a number is a slip of the finger, not a model."""
 
 
-class DiffusionTask(Task):
+class DiffusionTask(ImageTask):
     """A diffusion Transformer learns to make images of classes."""
 
     name = "diffusion"
+    model_class = DiT
+    count = count_dit
     sections = {  # noqa: RUF012
         "model": DiTConfig,
         "data": DiffusionDataConfig,
         "diffusion": ProcessConfig,
         "evaluation": DiffusionEvaluationConfig,
     }
-    unit = "images"
+    model_config: DiTConfig
+    data_config: DiffusionDataConfig
+    evaluation: DiffusionEvaluationConfig
 
     @classmethod
     def check(cls, config: Any) -> None:
         """Raise ValueError where sections do not fit each other; reads no data."""
         model: DiTConfig = config.model
         evaluation: DiffusionEvaluationConfig = config.evaluation
-        for name, most in LIMITS.items():
-            if getattr(model, name) > most:
-                raise ValueError(f"model.{name} = {getattr(model, name)} is not allowed; it takes up to {most}")
+        check_limits(model, classes=2**20, input_size=2**14)
         process = process_of(config)
         if evaluation.samples and evaluation.guidance != 1 and not model.class_dropout:
             raise ValueError(
@@ -65,19 +64,14 @@ class DiffusionTask(Task):
         evaluation_sampler(evaluation, process).check(process)
 
     def __init__(self, config: Any) -> None:
-        self.model_config: DiTConfig = config.model
-        self.data_config: DiffusionDataConfig = config.data
-        self.evaluation: DiffusionEvaluationConfig = config.evaluation
-        self.seed, self.batch_size = config.train.seed, config.train.batch_size
+        super().__init__(config)
         self.process = process_of(config)
         model, data = self.model_config, self.data_config
-        self.images = open_source(model, data, data.train, "train")
-        shuffle = self.seed if data.shuffle_seed is None else data.shuffle_seed
-        self.data = NoisyImages(self.images, augmentation_of(model, data, self.images), seed=shuffle)
+        self.data = NoisyImages(self.images, augmentation_of(model, data, self.images), seed=self.shuffle_seed)
         self.held_out: NoisyTestImages | None = None
-        if self.evaluation.every is not None:
-            found = open_source(model, data, data.test or data.train, "test")
-            self.held_out = NoisyTestImages(found, transform_of(model, found), self.evaluation.images)
+        if self.test_images is not None:
+            plain = transform_of(model, self.test_images)
+            self.held_out = NoisyTestImages(self.test_images, plain, self.evaluation.images)
         if self.evaluation.samples and isinstance(self.images, LatentImages):
             raise DataError(
                 f"evaluation.samples = {self.evaluation.samples} is not allowed for latents; it takes 0, "
@@ -90,26 +84,14 @@ class DiffusionTask(Task):
             )
 
     @classmethod
-    def model_of(cls, config: Any) -> DiT:
-        """The diffusion Transformer of a configuration."""
-        return DiT(config.model)
-
-    def build_model(self) -> nn.Module:
-        """A diffusion Transformer with its first weights."""
-        return DiT(self.model_config, seed=self.seed)
-
-    def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> ImageLoader:
-        """A rank's part of each global batch."""
-        return ImageLoader(
-            self.data,
-            self.batch_size,
-            rank=rank,
-            world_size=world_size,
-            sample=sample,
-            workers=self.data_config.workers,
-            prefetch=self.data_config.prefetch,
-            pin_memory=pin_memory,
-        )
+    def open_split(cls, config: Any, source: str, split: Split) -> ImageSet:
+        """Images, or latents where the source is a folder of them, checked against the model."""
+        if is_latents(source):
+            images = fitting(open_latents(source, split), source, config.model.classes)
+        else:
+            images = super().open_split(config, source, split)
+        check_shape(images, source, config.model)
+        return images
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Mean squared error of the prediction, and the bound's term where variances are learnt."""
@@ -181,35 +163,6 @@ class DiffusionTask(Task):
         return sample(
             model, labels.to(device), shape, self.process, sampler, unconditional=unconditional, first=first
         ).images
-
-    @property
-    def units_per_sample(self) -> int:
-        """A sample is an image."""
-        return 1
-
-    @property
-    def epoch_samples(self) -> int:
-        """As many as there are training images."""
-        return len(self.images)
-
-    @property
-    def parameters(self) -> int:
-        """Counted on no device."""
-        return count_dit(self.model_config).total
-
-    def least_activations(self, recomputed: bool) -> float:
-        """A stream and a reading per sublayer and token; all the inside too where nothing is recomputed."""
-        c = self.model_config
-        return 2 * c.blocks * c.dim * c.tokens if recomputed else activations_of_dit(c)
-
-    def flops_per_sample(self, model: nn.Module) -> float:
-        """Forward and backward of one image."""
-        return 3 * flops_of_dit(self.model_config)
-
-    def save_extras(self, folder: Path) -> None:
-        """Names of classes and a fingerprint of the images."""
-        facts = {"name": self.images.name, "images": len(self.images), "sha256": self.images.fingerprint}
-        write_json(folder / CLASSES, {"class_names": list(self.images.class_names), "train": facts})
 
 
 def process_of(config: Any) -> Process:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from siamesenorm.data.atomic import sha256_of
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
+from siamesenorm.data.images.folder import folder_name
 from siamesenorm.data.images.pictures import ENDINGS, decode
 
 Images = NDArray[np.uint8]
@@ -103,9 +104,9 @@ def _folder(root: Path) -> Pictures:
         return digest.hexdigest()
 
     def labels(class_names: Sequence[str]) -> NDArray[np.int64] | None:
-        folders = [path.parent.name for path in files]
-        known = set(folders) <= set(class_names)
-        return np.array([class_names.index(name) for name in folders], dtype=np.int64) if known else None
+        folders, names = [path.parent.name for path in files], [folder_name(name) for name in class_names]
+        known = set(folders) <= set(names)
+        return np.array([names.index(name) for name in folders], dtype=np.int64) if known else None
 
     return Pictures(
         len(files), lambda size: _batched((decode(path, str(path)) for path in files), size), fingerprint, labels

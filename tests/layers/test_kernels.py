@@ -1,0 +1,165 @@
+"""The compiled CPU kernels of the layers agree with PyTorch's operators, and step aside where they cannot run."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from siamesenorm.layers import native
+from siamesenorm.layers.cache import KeyValueCache
+from siamesenorm.layers.linear import Linear
+from siamesenorm.layers.mlp import swiglu
+from siamesenorm.layers.rotary import rotary_turn, rotate
+from siamesenorm.models.generation import generate
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.residual.native import disabled, library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="installed without the compiled kernels")
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Names of the kernels that ran."""
+    names, real = [], native.call
+    monkeypatch.setattr(native, "call", lambda name, arguments: names.append(name) or real(name, arguments))
+    return names
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.lists(st.integers(1, 5), max_size=2),
+    width=st.integers(1, 40),
+    out=st.integers(1, 40),
+    bias=st.booleans(),
+    strided=st.booleans(),
+)
+def test_a_linear_layer_on_a_few_rows(rows, width, out, bias, strided):
+    torch.manual_seed(0)
+    layer = Linear(width, out, bias=bias)
+    x = torch.randn(*rows, 2 * width)[..., ::2] if strided else torch.randn(*rows, width)
+    with torch.no_grad():
+        assert_close(layer(x), F.linear(x, layer.weight, layer.bias), **CLOSE)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_of_a_wide_layer_are_shared_out_between_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        layer, x = Linear(300, 403), torch.randn(3, 300)
+        with torch.no_grad():
+            assert_close(layer(x), F.linear(x, layer.weight, layer.bias), **CLOSE)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_many_rows_gradients_other_types_and_autocast_go_to_pytorch(called):
+    layer = Linear(8, 8)
+    with torch.no_grad():
+        layer(torch.randn(1, 8))
+        assert called == ["linear"]
+        layer(torch.randn(native.FEW_ROWS + 1, 8))
+        layer(torch.randn(0, 8))
+        layer.double()(torch.randn(1, 8, dtype=torch.float64))
+        layer.float()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(torch.randn(1, 8)).dtype is torch.bfloat16
+        with disabled():
+            layer(torch.randn(1, 8))
+    layer(torch.randn(1, 8)).sum().backward()
+    assert called == ["linear"]
+    assert layer.weight.grad is not None
+
+
+def test_a_wrong_width_never_reaches_the_kernel():
+    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes"):
+        Linear(8, 8)(torch.randn(1, 16))
+
+
+@settings(max_examples=40)
+@given(rows=st.lists(st.integers(0, 5), max_size=3), hidden=st.integers(1, 40), size=st.sampled_from([1.0, 30.0, 1e4]))
+def test_swiglu(rows, hidden, size):
+    torch.manual_seed(0)
+    projected = (torch.randn(*rows, 2 * hidden) * size).requires_grad_()
+    value, gate = projected.chunk(2, dim=-1)
+    expected, got = F.silu(gate) * value, swiglu(projected)
+    assert_close(got, expected, rtol=1e-5, atol=1e-6 * size * size)
+    wave = torch.linspace(-1, 1, got.numel()).view_as(got)
+    expected, got = (torch.autograd.grad(out, projected, wave)[0] for out in (expected, got))
+    assert_close(got, expected, rtol=1e-5, atol=1e-6 * size)
+
+
+def test_swiglu_lets_nan_and_infinity_through():
+    projected = torch.tensor([[1.0, 1.0, 1.0, torch.inf, torch.nan, 2.0], [torch.inf, 1.0, torch.nan, 1.0, 1.0, 1.0]])
+    with torch.no_grad():
+        assert swiglu(projected).isfinite().tolist() == [[False, False, True], [False, True, False]]
+
+
+@settings(max_examples=40)
+@given(
+    batch=st.integers(1, 3),
+    tokens=st.integers(1, 5),
+    heads=st.integers(1, 3),
+    half=st.integers(1, 9),
+    rows=st.booleans(),
+    order=st.sampled_from([(0, 1, 2), (0, 2, 1), (1, 0, 2)]),
+)
+def test_rotary_positions(batch, tokens, heads, half, rows, order):
+    """Whatever order batch, tokens and heads lie in, and with positions of each row's own."""
+    torch.manual_seed(0)
+    back = tuple(order.index(k) for k in range(3))
+    sizes = [(batch, tokens, heads)[k] for k in order]
+    x = torch.randn(*sizes, 2 * half).permute(*back, 3).requires_grad_()
+    positions = torch.arange(batch * tokens).view(batch, tokens) if rows else torch.arange(tokens)
+    turn = rotary_turn(positions, 2 * half)
+    with disabled():
+        expected = rotate(x, turn)
+        expected_grad = torch.autograd.grad(expected.square().sum(), x)
+    got = rotate(x, turn)
+    assert_close(got, expected, **CLOSE)
+    assert_close(torch.autograd.grad(got.square().sum(), x), expected_grad, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=40)
+@given(
+    batch=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    length=st.integers(0, 70),
+    window=st.integers(1, 80),
+)
+def test_a_token_attends_to_its_cache(batch, kv_heads, group, length, window):
+    torch.manual_seed(0)
+    width, heads, first = 6, kv_heads * group, max(0, length + 1 - window)
+    keys, values = torch.randn(2, batch, kv_heads, length + 3, width)
+    q, k, v = torch.randn(batch, 1, heads + 2 * kv_heads, width).split([heads, kv_heads, kv_heads], dim=2)
+    cos, sin = rotary_turn(torch.tensor([length]), width)
+    cache = KeyValueCache(1, batch, kv_heads, length + 3, width)
+    cache.keys, cache.values, cache.length = [keys.clone()], [values.clone()], length
+    seen = cache.update(0, rotate(k, (cos, sin)).transpose(1, 2), v.transpose(1, 2))
+    turned = rotate(q, (cos, sin)).transpose(1, 2)
+    expected = F.scaled_dot_product_attention(turned, *(t[:, :, first:] for t in seen), enable_gqa=True)
+    assert native.decode_usable(q, k, v, cos, sin, keys)
+    got = native.decode(q, k, v, cos, sin, keys, values, length, first)
+    assert_close(got, expected.transpose(1, 2).reshape(batch, 1, -1), **CLOSE)
+    assert_close((keys[:, :, : length + 1], values[:, :, : length + 1]), seen, **CLOSE)
+
+
+@pytest.mark.parametrize("topology", ["pre", "siamese", "siamese:form=hybrid_pre", "hybrid"])
+def test_decoding_with_and_without_kernels_gives_the_same_tokens(called, topology):
+    config = LMConfig(vocab_size=40, dim=24, blocks=2, heads=4, kv_heads=2, ffn_dim=32, window=7, topology=topology)
+    model = LanguageModel(config, seed=0)
+    prompts = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    tokens = generate(model, prompts, max_new_tokens=20)
+    assert {"linear", "decode", "swiglu_forward"} <= set(called)
+    with disabled():
+        assert generate(model, prompts, max_new_tokens=20) == tokens
+    ragged = [[1, 2, 3, 4], [5, 6]]  # filling on the left needs a mask: the general way
+    called.clear()
+    tokens = generate(model, ragged, max_new_tokens=5)
+    assert "decode" not in called
+    assert tokens == [generate(model, [row], max_new_tokens=5)[0] for row in ragged]
