@@ -119,6 +119,7 @@ BAD = {
     "--set unknown": ({"sets": ["warmpu=3"]}, "did you mean schedule.warmup?"),
     "--set topology": ({"sets": ["topology=pre,post"]}, "use --topologies"),
     "--set lr": ({"sets": ["optimizer.lr=1"]}, "use --lrs"),
+    "--set twice": ({"sets": ["warmup=1,2", "schedule.warmup=3"]}, "schedule.warmup is given twice"),
     "--set value": ({"sets": ["warmup=-1,3"]}, "schedule.warmup"),
     "nothing measured": ({"sets": ["evaluation.every=null"]}, "evaluation.every: null is not allowed in a comparison"),
     "--depths": ({"depths": ["0,4"]}, "--depths: 0 is not allowed"),

@@ -1,11 +1,14 @@
 """The presets: their published figures are the paper's, and every one of their cells can be run."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from siamesenorm.lab.compare import make_grid
 from siamesenorm.lab.presets import PRESETS, SIAMESE, find_preset
+from siamesenorm.lab.published import published_rows, show_published
 from siamesenorm.lab.records import find_runs, read_records
-from siamesenorm.lab.rows import published_rows
 from siamesenorm.lab.statistics import analyse
 from siamesenorm.train.errors import ConfigError
 
@@ -76,6 +79,8 @@ def test_options_of_the_user_go_before_the_presets():
     cells = make_grid(preset=find_preset("lr"), topologies=["pre"], seeds=["3,4"]).cells()
     assert {(c.topology, c.seed) for c in cells} == {("pre", 3), ("pre", 4)}
     assert {c.lr for c in cells} == {4e-3, 1e-2, 2e-2}
+    cells = make_grid(preset=find_preset("warmup"), topologies=["pre"], sets=["schedule.warmup=1,2"]).cells()
+    assert [c.config.schedule.warmup for c in cells] == [1, 2]
 
 
 def test_measured_stands_beside_published(tmp_path):
@@ -84,6 +89,16 @@ def test_measured_stands_beside_published(tmp_path):
         write_run(tmp_path, topology, 1e-2, loss=loss, state=state, overrides=(f"warmup={warmup}",))
     rows = published_rows(analyse(read_records(find_runs([tmp_path]))), find_preset("warmup"))
     assert [(row["published"], row["ours"]) for row in rows] == [("trains", "1.5000"), (X, "diverged")]
+
+
+def test_a_preset_shows_published_figures_on_the_terminal_too(tmp_path):
+    write_run(tmp_path, SIAMESE, 1e-2, loss=1.5, overrides=("warmup=0",))
+    write_run(tmp_path, SIAMESE, 1e-2, loss=1.6, overrides=("warmup=3",))
+    console = Console(file=io.StringIO(), width=120)
+    show_published(console, analyse(read_records(find_runs([tmp_path]))), find_preset("warmup"))
+    lines = console.file.getvalue().splitlines()
+    assert next(line for line in lines if line.startswith("no warm-up")).split()[-5:-2] == ["trains", "1.5000", "lr"]
+    assert next(line for line in lines if line.startswith("300 steps")).split()[3:5] == [X, "–"]
 
 
 def test_unknown_preset_is_one_sentence():

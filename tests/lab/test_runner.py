@@ -182,6 +182,8 @@ def test_data_that_changed_under_its_name_is_noticed(tmp_path):
         (["--lrs", "fast"], "--lrs: 'fast'"),
         (["--preset", "nothing"], "--preset: 'nothing' is not known"),
         (["--set", "data.train=[nowhere]"], "'nowhere' is neither"),
+        (["data.train=[nowhere]"], "'nowhere' is neither"),
+        (["lm-tiny"], "a recipe: --recipe"),
         (["--text", "nowhere.txt"], "'nowhere.txt' is neither a file nor a folder"),
         (["--text", "nowhere.txt", "--set", "blocks=0"], "model.blocks"),
         (["--figures", "gif"], "--figures: 'gif'"),

@@ -18,6 +18,12 @@ SHOWN = 5
 
 
 def compare(
+    fields: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FIELD=VALUE,…]", help="Fields of the configuration, as --set takes them.", show_default=False
+        ),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -99,7 +105,7 @@ def compare(
         topologies=topologies or (),
         lrs=lrs or (),
         seeds=seeds or (),
-        sets=set_ or (),
+        sets=[*(set_ or ()), *(fields or ())],
         depths=depths or (),
         preset=chosen,
     )

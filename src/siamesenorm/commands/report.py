@@ -82,6 +82,7 @@ def make_report(
     from rich.console import Console
 
     from siamesenorm.lab.export import export_figures
+    from siamesenorm.lab.published import show_published
     from siamesenorm.lab.records import read_records
     from siamesenorm.lab.report import write_report
     from siamesenorm.lab.statistics import analyse
@@ -90,7 +91,10 @@ def make_report(
     records = read_records(runs)
     baseline = baseline or (prefer if prefer in records.topologies else None)
     analysis = analyse(records, metric=metric, baseline=baseline)
-    show_tables(Console(), records, analysis)
+    console = Console()
+    show_tables(console, records, analysis)
+    if preset is not None:
+        show_published(console, analysis, preset)
     try:
         page = write_report(records, analysis, folder, title=title, preset=preset)
         drawn = export_figures(records, analysis, folder, formats) if formats else []

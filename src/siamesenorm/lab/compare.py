@@ -20,7 +20,7 @@ from siamesenorm.data.index import INDEX, read_index
 from siamesenorm.data.preparation import prepare
 from siamesenorm.data.sources import find_sources
 from siamesenorm.lab.cell import read_facts
-from siamesenorm.lab.grid import GRID, Cell, Grid, depth_axis, parse_numbers, parse_setting, parse_topologies
+from siamesenorm.lab.grid import GRID, Cell, Grid, Setting, depth_axis, parse_numbers, parse_setting, parse_topologies
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts
 from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
@@ -80,8 +80,7 @@ def make_grid(
     name = recipe or RECIPE
     fixed = [] if data is None else [f"data.train={json.dumps([str(data)])}"]
     axes = []
-    for text in [*(preset.sets if preset else ()), *sets]:
-        axis = parse_setting(name, text)
+    for axis in {**_by_field(name, preset.sets if preset else ()), **_by_field(name, sets)}.values():
         if len(axis) == 1:
             fixed += axis[0].overrides
         else:
@@ -103,6 +102,18 @@ def make_grid(
 def _default_lrs(recipe: str, overrides: Sequence[str]) -> tuple[float, ...]:
     """Rates that suit the default recipe would not suit another: that has its own."""
     return parse_numbers([LRS], "", float) if recipe == RECIPE else (resolve(recipe, overrides).optimizer.lr,)
+
+
+def _by_field(recipe: str, texts: Sequence[str]) -> dict[str, tuple[Setting, ...]]:
+    """Values of every field that is set."""
+    found: dict[str, tuple[Setting, ...]] = {}
+    for text in texts:
+        axis = parse_setting(recipe, text)
+        field = axis[0].overrides[0].partition("=")[0]
+        if field in found:
+            raise ConfigError(f"--set: {field} is given twice; write all its values behind one =")
+        found[field] = axis
+    return found
 
 
 def prepare_text(source: Path, out: Path) -> Path:

@@ -165,7 +165,7 @@ def parse_setting(recipe: str, text: str) -> tuple[Setting, ...]:
     """``warmup=0,30`` as the values of an axis; a single value is the same for all cells."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
-        raise ConfigError(f"--set: {shown(text)} is not allowed; it takes field=value,value")
+        raise ConfigError(f"--set: {shown(text)} is not allowed; it takes field=value,value (a recipe: --recipe)")
     fields = {field.path: field for field in fields_of(config_class(load_recipe(recipe).get("task")))}
     path = find_field(key.strip(), fields).path
     if path in OWN_OPTIONS:

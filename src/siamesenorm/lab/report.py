@@ -24,7 +24,8 @@ def write_report(
     """Write the three files into a folder; the page's path is returned."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    name = title or f"{len(records.topologies)} residual topologies compared"
+    topologies = records.topologies
+    name = title or (f"{len(topologies)} residual topologies compared" if len(topologies) > 1 else topologies[0])
     values = as_json(records, analysis, folder, name, preset)
     write_json(folder / JSON, values)
     with whole_file(folder / CSV) as file:

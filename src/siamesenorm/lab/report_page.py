@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from siamesenorm.lab import by_steps, curves, figures
+from siamesenorm.lab import by_steps, curves, figures, published
 from siamesenorm.lab.page import Card, Page
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.records import Records, Run
-from siamesenorm.lab.rows import provenance, published_rows
+from siamesenorm.lab.rows import provenance
 from siamesenorm.lab.statistics import Analysis, Range, beside
 from siamesenorm.lab.tables import notes, place_text
 from siamesenorm.lab.verdict import interval_text, short, verdict
@@ -139,19 +139,8 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
 
 
 def _published(page: Page, analysis: Analysis, preset: Preset) -> None:
-    page.heading("Published beside measured")
-    page.paragraph(f"{preset.about} arXiv 2602.08064; one run a cell, no spread. Ours: held-out {analysis.metric}.")
-    rows = [
-        (
-            row["where"],
-            row["topology"],
-            f"{row['published']:.2f}" if isinstance(row["published"], float) else row["published"],
-            row["ours"] or "–",
-            " ".join(filter(None, (f"lr {row['our_lr']:g}" if row["our_lr"] else "", row["our_setting"]))) or "–",
-        )
-        for row in published_rows(analysis, preset)
-    ]
-    page.table(("paper's setting", "topology", "published", "ours", "our setting"), rows, words=2)
+    page.heading("Published beside measured").paragraph(published.about(analysis, preset))
+    page.table(published.HEADERS, published.published_texts(analysis, preset), words=2)
 
 
 def _numbers(page: Page, records: Records, analysis: Analysis, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The numbers of a report as plain rows: runs, published figures, where everything came from."""
+"""The numbers of a report as plain rows: runs, and where everything came from."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.lab.presets import Preset
+from siamesenorm.lab.published import published_rows
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.lab.statistics import Analysis
-from siamesenorm.lab.tables import notes, place_text
+from siamesenorm.lab.tables import notes
 from siamesenorm.lab.verdict import verdict
 from siamesenorm.train.folder import plain_numbers
 
@@ -91,21 +92,3 @@ def provenance(records: Records) -> dict[str, Any]:
     for hashes in each("data"):
         data |= hashes
     return {"commands": each("command"), "versions": each("versions"), "machines": each("machine"), "data": data}
-
-
-def published_rows(analysis: Analysis, preset: Preset) -> list[dict[str, Any]]:
-    """The paper's figures with ours beside them."""
-    rows = []
-    for figure in preset.published:
-        place = None if figure.lr is None else analysis.place(figure.topology, figure.setting, figure.lr)
-        rows.append(
-            {
-                "where": figure.where,
-                "topology": figure.topology,
-                "published": figure.value,
-                "our_lr": figure.lr,
-                "our_setting": figure.setting,
-                "ours": None if place is None else place_text(place),
-            }
-        )
-    return rows

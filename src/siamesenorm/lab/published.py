@@ -1,0 +1,63 @@
+"""The paper's figures with ours beside them: as data, as texts, on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from siamesenorm.lab.presets import Preset
+from siamesenorm.lab.statistics import Analysis
+from siamesenorm.lab.tables import place_text
+
+HEADERS = ("paper's setting", "topology", "published", "ours", "our setting")
+
+
+def published_rows(analysis: Analysis, preset: Preset) -> list[dict[str, Any]]:
+    """The paper's figures with ours beside them."""
+    rows = []
+    for figure in preset.published:
+        place = None if figure.lr is None else analysis.place(figure.topology, figure.setting, figure.lr)
+        rows.append(
+            {
+                "where": figure.where,
+                "topology": figure.topology,
+                "published": figure.value,
+                "our_lr": figure.lr,
+                "our_setting": figure.setting,
+                "ours": None if place is None else place_text(place),
+            }
+        )
+    return rows
+
+
+def published_texts(analysis: Analysis, preset: Preset) -> list[tuple[str, ...]]:
+    """The same as a table under `HEADERS`."""
+    return [
+        (
+            row["where"],
+            row["topology"],
+            f"{row['published']:.2f}" if isinstance(row["published"], float) else row["published"],
+            row["ours"] or "–",
+            " ".join(filter(None, (f"lr {row['our_lr']:g}" if row["our_lr"] else "", row["our_setting"]))) or "–",
+        )
+        for row in published_rows(analysis, preset)
+    ]
+
+
+def about(analysis: Analysis, preset: Preset) -> str:
+    """What the two columns of numbers are."""
+    return f"{preset.about} arXiv 2602.08064; one run a cell, no spread. Ours: held-out {analysis.metric}."
+
+
+def show_published(console: Console, analysis: Analysis, preset: Preset) -> None:
+    """Both on a terminal."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for header in HEADERS:
+        table.add_column(header, justify="right" if header in ("published", "ours") else "left")
+    for row in published_texts(analysis, preset):
+        table.add_row(*map(Text, row))
+    console.print(Text(f"\n{about(analysis, preset)}", style="dim"))
+    console.print(table)
