@@ -154,7 +154,7 @@ def _show(console: Console, facts: dict[str, Any], found: Fidelity, notes: list[
     if "accuracy" in facts:
         table.add_row("recognised as their class", f"{facts['accuracy']:.4f}")
     console.print(table)
-    reference = f"{facts['reference_images']:,}" if facts["reference_images"] else "an unknown number of"
+    reference = f"{facts['reference_images']:,}" if facts["reference_images"] else "an unknown number"
     console.print(f"{facts['images']:,} images beside {reference} of the reference", highlight=False)
     for note in notes:
         console.print(f"note: {note}", highlight=False, style="dim")

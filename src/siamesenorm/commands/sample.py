@@ -43,12 +43,15 @@ def sample(
     at_once: Annotated[int, typer.Option(min=1, help="Samples computed at a time.")] = 100,
 ) -> None:
     """Let a trained diffusion model make pictures of classes."""
-    import numpy as np
+    from siamesenorm.loading import loading
 
-    from siamesenorm.lab.sampling import arranged, open_generator
-    from siamesenorm.tasks.diffusion.pictures import grid, save_each, save_png
-    from siamesenorm.tasks.diffusion.sampling import Sampler, usual_sampler
-    from siamesenorm.train.errors import ConfigError
+    with loading():
+        import numpy as np
+
+        from siamesenorm.lab.sampling import arranged, open_generator
+        from siamesenorm.tasks.diffusion.pictures import grid, save_each, save_png
+        from siamesenorm.tasks.diffusion.sampling import Sampler, usual_sampler
+        from siamesenorm.train.errors import ConfigError
 
     _check_targets(out, filmstrip, individually)
     generator = open_generator(run)
@@ -121,4 +124,5 @@ def _bar() -> Any:
     from rich.console import Console
     from rich.progress import Progress
 
-    return Progress(console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)

@@ -89,7 +89,7 @@ def _open_file(path: Path) -> Classifier:
 def read_image(path: Path) -> list[Pixels]:
     """The image of a file, or of a .npy array: bytes of (height, width), with 1 or 3 channels, or a stack of them."""
     if not path.is_file():
-        raise DataError(f"image: {str(path)!r} is not a file")
+        raise DataError(f"image: {str(path)!r} is not a file; it takes image files and .npy arrays")
     if path.suffix.lower() != ".npy":
         return [decode(path, str(path))]
     try:

@@ -1,11 +1,13 @@
 import gzip
 import hashlib
+import io
 
 import numpy as np
 import pytest
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import open_images
+from siamesenorm.data.images.pictures import decode
 
 from .files import png, some_pixels, write_folder, write_idx
 
@@ -134,6 +136,22 @@ def test_a_damaged_image_is_named(tmp_path):
         file.write_bytes(file.read_bytes()[:40])
     with pytest.raises(DataError, match=r"png' is not a sound image"):
         open_images(tmp_path, "train")[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"no image"])
+def test_what_is_no_image_at_all_is_told_which_kinds_are(content):
+    with pytest.raises(DataError, match=r"'here' is not a sound image: it is of none of PNG, JPEG, "):
+        decode(content, "here")
+
+
+def test_pictures_of_sixteen_bits_are_scaled_not_cut_off():
+    from PIL import Image
+
+    levels, file = np.arange(0, 2**16, 2**12, dtype=np.uint16).reshape(4, 4), io.BytesIO()
+    Image.fromarray(levels).save(file, "PNG")
+    for channels in (1, 3):
+        expected = (levels // 256).astype(np.uint8)[..., None].repeat(channels, 2)
+        np.testing.assert_array_equal(decode(file.getvalue(), "here", channels), expected)
 
 
 def test_parquet_rows_are_images_with_named_classes(tmp_path):

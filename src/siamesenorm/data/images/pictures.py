@@ -13,7 +13,7 @@ from siamesenorm.data.errors import DataError, import_extra
 from siamesenorm.data.images.imageset import MOST_PIXELS, Pixels
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "MPO")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """What pillow may try; others of its readers start outside programs."""
 MODES = {1: "L", 3: "RGB"}
 
@@ -28,9 +28,14 @@ def decode(content: bytes | Path, place: str, channels: int = 3) -> Pixels:
             with image_module.open(source, formats=FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
                     raise DataError(f"images: {place!r} has {image.width} × {image.height} pixels, which is too many")
-                pixels = np.asarray(image.convert(MODES[channels]))
+                if image.mode.startswith("I;16"):  # pillow would cut off at 255 instead of scaling
+                    pixels = as_channels((np.asarray(image) >> 8).astype(np.uint8)[..., None], channels)
+                else:
+                    pixels = np.asarray(image.convert(MODES[channels]))
     except DataError:
         raise
+    except image_module.UnidentifiedImageError:
+        raise DataError(f"images: {place!r} is not a sound image: it is of none of {', '.join(FORMATS)}") from None
     except Exception as error:  # pillow raises many kinds for damaged files
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise DataError(f"images: {place!r} is not a sound image: {reason}") from None
