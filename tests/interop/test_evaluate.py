@@ -18,10 +18,14 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
 from siamesenorm.cli import main
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.harness import TASKS, load_checkpoint, local_tasks
 from siamesenorm.interop.huggingface import byte_tokenizer, export
 from siamesenorm.interop.perplexity import Window, score_text, windows_over
+from siamesenorm.tasks.harness import check_tasks
+from siamesenorm.tasks.harness import run_tasks as run_tasks_in_training
 from train.small_runs import SMALL
 
 from .huggingface_models import causal_lm, language_model
@@ -191,6 +195,16 @@ def test_arithmetic_is_asked_as_olmo_asks_it():
     document = next(iter(task.validation_docs()))
     assert task.doc_to_text(document) == "Question: Calculate 5 + 9 =\nAnswer:"
     assert task.doc_to_choice(document)[task.doc_to_target(document)] == "14"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_run_in_training_takes_the_same_tasks():
+    model = language_model(vocab_size=258, max_length=64)
+    check_tasks(["olmo_piqa"])
+    found = run_tasks_in_training(model, ByteTokenizer(), ["olmo_piqa"], 64)
+    assert set(found) >= {"lm_eval/olmo_piqa/acc", "lm_eval/olmo_piqa/acc_norm"}
+    with pytest.raises(DataError, match=r"evaluation\.lm_eval: unknown task 'olmo_piq'"):
+        check_tasks(["olmo_piq"])
 
 
 # The command ---------------------------------------------------------------------------------------------

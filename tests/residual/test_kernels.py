@@ -90,6 +90,13 @@ def test_they_run_for_float32_and_can_be_switched_off(monkeypatch):
     assert called == ["norm_forward"]
 
 
+@built
+def test_a_library_of_another_version_is_left_alone(monkeypatch):
+    """After an update without a new build, structures would not be what the kernels take them for."""
+    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    assert native.library.__wrapped__() is None
+
+
 @pytest.mark.parametrize("kind", [RMSNorm, LayerNorm])
 @pytest.mark.parametrize("width", [4, 16])
 def test_a_row_of_another_width_is_refused(kind, width):

@@ -209,6 +209,8 @@ static void add_sum(float *into, const float *sums, int64_t dim, int parts, int6
         for (int64_t j = 0; j < dim; j++) into[j] += sums[p * stride + j];
 }
 
+int siamesenorm_version(void) { return KERNELS_VERSION; }
+
 int siamesenorm_norm_forward(const NormCall *c) {
     const int parts = threads_for(c->rows, c->dim, c->threads);
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)

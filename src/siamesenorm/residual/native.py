@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+VERSION = 2
+"""Of the structures; what was built from other sources is left alone. It stands in rows.h too."""
 _enabled = True
 
 
@@ -61,7 +63,7 @@ class StepCallArgs(Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None where it was not built or torch brings no OpenMP runtime to share."""
+    """The compiled library, or None where there is none of this version or torch brings no OpenMP runtime to share."""
     built = sorted(Path(__file__).parent.glob("_kernels*.so"))
     runtimes = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*.so*"))
     if not built or not runtimes:
@@ -69,8 +71,9 @@ def library() -> ctypes.CDLL | None:
     try:
         # The kernels name OpenMP's functions without linking a runtime; torch's own is made visible to them.
         ctypes.CDLL(str(runtimes[0]), mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(built[0]))
-    except OSError:
+        loaded = ctypes.CDLL(str(built[0]))
+        return loaded if loaded.siamesenorm_version() == VERSION else None
+    except (OSError, AttributeError):
         return None
 
 

@@ -20,18 +20,21 @@ def check_tasks(names: Sequence[str]) -> None:
         raise DataError(
             "evaluation.lm_eval: needs the package 'lm_eval'; install it with pip install 'siamesenorm[eval]'"
         )
-    known = importlib.import_module("lm_eval.tasks").TaskManager().all_tasks
-    for name in names:
-        if name not in known:
-            raise DataError(f"evaluation.lm_eval: {name!r} is not a task of the installed lm_eval")
+    interop = importlib.import_module("siamesenorm.interop.harness")
+    try:
+        interop.resolve_tasks(names)
+    except ValueError as error:
+        raise DataError(f"evaluation.lm_eval: {str(error).removeprefix('tasks: ')}") from None
 
 
 def run_tasks(model: nn.Module, tokenizer: Tokenizer, names: Sequence[str], max_length: int) -> dict[str, float]:
-    """Every numeric metric of the tasks, as ``lm_eval/TASK/METRIC``."""
+    """Every numeric metric of the tasks, the harness' own or `olmo_…`, as ``lm_eval/TASK/METRIC``."""
     api = importlib.import_module("lm_eval.api.model")
     evaluator = importlib.import_module("lm_eval.evaluator")
-    adapter = make_adapter(api.LM, model, tokenizer, max_length)
-    results = evaluator.simple_evaluate(model=adapter, tasks=list(names))["results"]
+    interop = importlib.import_module("siamesenorm.interop.harness")
+    adapter, wanted = make_adapter(api.LM, model, tokenizer, max_length), interop.resolve_tasks(names)
+    found = evaluator.simple_evaluate(model=adapter, tasks=wanted, task_manager=interop.task_manager(wanted))
+    results = found["results"]
     return {
         f"lm_eval/{task}/{metric.partition(',')[0]}": float(value)
         for task, metrics in results.items()
