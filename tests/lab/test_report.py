@@ -12,6 +12,7 @@ import pytest
 from siamesenorm.cli import main
 from siamesenorm.lab.curves import loss_curves
 from siamesenorm.lab.export import export_figures, parse_formats
+from siamesenorm.lab.figures import by_setting, differences, heat_map
 from siamesenorm.lab.page import Page, label, script_json
 from siamesenorm.lab.presets import PRESETS
 from siamesenorm.lab.records import find_runs, read_records
@@ -260,3 +261,31 @@ def test_of_many_curves_the_best_and_the_failed_are_shown_first(tmp_path):
     assert len(lines) == 9
     shown = {line["name"] for line in lines if line["visible"] is True}
     assert shown == {"pre 0.01", "siamese 0.01", "post 0.001", "post 0.01"}
+
+
+def test_a_grid_of_settings_at_one_learning_rate_is_drawn_over_its_settings(tmp_path):
+    for topology, losses in {"pre": (2.5, 2.4, 2.6), "siamese": (2.2, 2.1, None)}.items():
+        for blocks, loss in zip((2, 4, 8), losses, strict=True):
+            state = "diverged" if loss is None else "finished"
+            write_run(tmp_path, topology, loss=loss, state=state, overrides=(f"blocks={blocks}",))
+    records = read_records(find_runs([tmp_path]))
+    analysis = analyse(records, baseline="pre")
+    lines = {
+        line["name"]: dict(zip(line["x"], line["y"], strict=True)) for line in by_setting(records, analysis)["data"]
+    }
+    assert lines == {
+        "pre": {"blocks=2": 2.5, "blocks=4": 2.4, "blocks=8": 2.6},
+        "siamese": {"blocks=2": 2.2, "blocks=4": 2.1},
+    }
+    heat = heat_map(records, analysis)["data"][0]
+    assert (sorted(heat["x"]), heat["y"]) == (["blocks=2", "blocks=4", "blocks=8"], list(reversed(records.topologies)))
+    (points,) = differences(records, analysis)["data"]
+    assert len(points["y"]) == 2  # of the only rate, once
+    curves = [line for line in loss_curves(records, analysis)["data"] if "name" in line]
+    assert len({line["line"]["dash"] for line in curves}) == 3
+    page = write_report(records, analysis, tmp_path).read_text(encoding="utf-8")
+    assert "Held-out loss by setting" in page
+    assert "Held-out loss by learning rate" not in page
+    written = {path.name for path in export_figures(records, analysis, tmp_path, ["svg"])}
+    assert "settings.svg" in written
+    assert "learning_rate.svg" not in written

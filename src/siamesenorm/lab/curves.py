@@ -28,7 +28,7 @@ def loss_curves(records: Records, analysis: Analysis) -> Figure:
     first = shown_first(lines, analysis)
     data: list[dict[str, Any]] = []
     for (topology, setting, lr), runs in sorted(lines.items(), key=lambda line: records.topologies.index(line[0][0])):
-        colour, name = colours(records)[topology], f"{title_of(topology, setting)} {lr:g}"
+        colour, name = colours(records)[topology], name_of(records, topology, setting, lr)
         steps, means, lows, highs = _band(runs)
         common = {
             "legendgroup": name,
@@ -48,7 +48,7 @@ def loss_curves(records: Records, analysis: Analysis) -> Figure:
                     "showlegend": False,
                 }
             )
-        dash = DASHES[records.lrs.index(lr) % len(DASHES)]
+        dash = dash_of(records, setting, lr)
         seeds = "" if len(runs) == 1 else f", {len(runs)} seeds"
         data.append(
             {
@@ -82,6 +82,18 @@ def loss_curves(records: Records, analysis: Analysis) -> Figure:
     return {"data": data, "layout": layout}
 
 
+def name_of(records: Records, topology: str, setting: str, lr: float) -> str:
+    """What tells a line apart."""
+    title = title_of(topology, setting)
+    return title if len(records.lrs) == 1 and setting else f"{title} {lr:g}"
+
+
+def dash_of(records: Records, setting: str, lr: float) -> str:
+    """Dashes tell learning rates apart, or settings where there is one rate."""
+    number = records.lrs.index(lr) if len(records.lrs) > 1 else records.groups.index(setting)
+    return DASHES[number % len(DASHES)]
+
+
 def shown_first(lines: Mapping[Line, Sequence[Run]], analysis: Analysis) -> set[Line]:
     """All lines if they are few; of more, the best of every topology and what failed; the others come by a click."""
     if len(lines) <= FEW:
@@ -97,12 +109,12 @@ def held_out_curves(records: Records, metric: str) -> Figure:
     data = [
         {
             "mode": "lines+markers",
-            "name": f"{title_of(line.topology, line.setting)} {line.lr:g}",
+            "name": name_of(records, line.topology, line.setting, line.lr),
             "x": list(line.values),
             "y": list(line.values.values()),
             "line": {
                 "color": colours(records)[line.topology],
-                "dash": DASHES[records.lrs.index(line.lr) % len(DASHES)],
+                "dash": dash_of(records, line.setting, line.lr),
                 "width": 2,
             },
         }

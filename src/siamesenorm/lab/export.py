@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from siamesenorm.lab.figures import colours, short_text
+from siamesenorm.lab.figures import by_settings, colours, short_text
 from siamesenorm.lab.records import Records
 from siamesenorm.lab.statistics import Analysis
 from siamesenorm.train.errors import ConfigError
@@ -48,6 +48,7 @@ def export_figures(records: Records, analysis: Analysis, out: Path, formats: Ite
     drawings = {
         "curves": curves,
         "learning_rate": learning_rate,
+        "settings": settings,
         "differences": differences,
         "heat_map": heat_map,
         "cost": cost,
@@ -85,6 +86,8 @@ def curves(axes: Axes, records: Records, analysis: Analysis) -> bool:
 
 def learning_rate(axes: Axes, records: Records, analysis: Analysis) -> bool:
     """The held-out metric over learning rates; crosses at the top where runs diverged."""
+    if by_settings(records):
+        return False
     for number, found in enumerate(analysis.ranges):
         places = [p for p in analysis.places if (p.topology, p.setting) == (found.topology, found.setting)]
         ends = [p for p in places if p.mean is not None]
@@ -105,6 +108,27 @@ def learning_rate(axes: Axes, records: Records, analysis: Analysis) -> bool:
     axes.set(xlabel="peak learning rate (crosses: diverged)", ylabel=f"held-out {plain(analysis.metric)}", xscale="log")
     axes.set_xticks(records.lrs, [f"{lr:g}" for lr in records.lrs])
     axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=8)
+    return True
+
+
+def settings(axes: Axes, records: Records, analysis: Analysis) -> bool:
+    """The held-out metric over settings, where there is one learning rate."""
+    if not by_settings(records):
+        return False
+    for number, topology in enumerate(records.topologies):
+        places = [p for p in analysis.places if p.topology == topology and p.mean is not None]
+        axes.errorbar(
+            [records.groups.index(p.setting) for p in places],
+            [mean for p in places if (mean := p.mean) is not None],
+            yerr=[p.spread or 0.0 for p in places],
+            color=colours(records)[topology],
+            marker=MARKERS[number % len(MARKERS)],
+            capsize=2,
+            label=plain(topology),
+        )
+    axes.set_xticks(range(len(records.groups)), list(map(plain, records.groups)), fontsize=8)
+    axes.set_ylabel(f"held-out {plain(analysis.metric)}")
     axes.legend(frameon=False, fontsize=8)
     return True
 

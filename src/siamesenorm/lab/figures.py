@@ -103,18 +103,57 @@ def by_learning_rate(records: Records, analysis: Analysis) -> Figure:
     return {"data": data + crosses, "layout": layout}
 
 
+def by_settings(records: Records) -> bool:
+    """Whether the grid is one of settings, such as depths, at a single learning rate."""
+    return len(records.lrs) == 1 and len(records.groups) > 1
+
+
+def by_setting(records: Records, analysis: Analysis) -> Figure:
+    """The held-out metric over settings, such as depths, of grids with one learning rate; a line a topology."""
+    data: list[dict[str, Any]] = []
+    for number, topology in enumerate(records.topologies):
+        places = [p for p in analysis.places if p.topology == topology and p.mean is not None]
+        spreads = [p.spread or 0.0 for p in places]
+        data.append(
+            {
+                "x": [label(p.setting) for p in places],
+                "y": [p.mean for p in places],
+                "name": label(topology),
+                "mode": "lines+markers",
+                "line": {"color": colours(records)[topology], "width": 2},
+                "marker": {"size": 9, "symbol": SYMBOLS[number % len(SYMBOLS)]},
+                "error_y": {"type": "data", "array": spreads, "visible": any(spreads), "thickness": 1.2},
+                "text": [label(place_text(p)) for p in places],
+                "hovertemplate": f"{label(topology)}<br>%{{x}}: %{{text}}<extra></extra>",
+            }
+        )
+    order = {"type": "category", "categoryorder": "array", "categoryarray": [label(g) for g in records.groups]}
+    return {
+        "data": data,
+        "layout": {"xaxis": order, "yaxis": {"title": {"text": label(f"held-out {analysis.metric}")}}},
+    }
+
+
 def heat_map(records: Records, analysis: Analysis) -> Figure:
-    """The grid at a glance: a row for every topology and setting, a column for every learning rate."""
+    """The grid at a glance: a row for every topology and setting, a column for every learning rate.
+
+    With one learning rate, a row for every topology and a column for every setting.
+    """
     rows = list(reversed([(r.topology, r.setting) for r in analysis.ranges]))
     places = [[analysis.place(topology, setting, lr) for lr in records.lrs] for topology, setting in rows]
+    columns, title, across = [f"{lr:g}" for lr in records.lrs], "peak learning rate", "lr "
+    if by_settings(records):
+        rows = [(topology, "") for topology in reversed(records.topologies)]
+        places = [[analysis.place(topology, group, records.lrs[0]) for group in records.groups] for topology, _ in rows]
+        columns, title, across = [label(group) for group in records.groups], "", ""
     heat: dict[str, Any] = {
         "type": "heatmap",
-        "x": [f"{lr:g}" for lr in records.lrs],
+        "x": columns,
         "y": [folded(title_of(topology, setting)) for topology, setting in rows],
         "z": [[None if place is None else place.mean for place in row] for row in places],
         "text": [["" if is_empty(place) else label(short_text(place)) for place in row] for row in places],
         "texttemplate": "%{text}",
-        "hovertemplate": "%{y}<br>lr %{x}: %{text}<extra></extra>",
+        "hovertemplate": f"%{{y}}<br>{across}%{{x}}: %{{text}}<extra></extra>",
         "colorscale": "Viridis",
         "reversescale": not analysis.higher_is_better,
         "xgap": 3,
@@ -129,7 +168,7 @@ def heat_map(records: Records, analysis: Analysis) -> Figure:
         if is_empty(place)
     ]
     layout = {
-        "xaxis": {"title": {"text": "peak learning rate"}, "type": "category", "showgrid": False},
+        "xaxis": {"title": {"text": title}, "type": "category", "showgrid": False},
         "yaxis": {"type": "category", "showgrid": False},
         "annotations": empty,
     }
@@ -155,7 +194,8 @@ def short_text(place: Any) -> str:
 
 def differences(records: Records, analysis: Analysis) -> Figure:
     """Paired differences with their confidence intervals."""
-    rows = [(c, True) for c in analysis.best_lr] + [(c, False) for c in analysis.same_lr]
+    one_lr = len(records.lrs) == 1  # its best is the only one
+    rows = [(c, True) for c in analysis.best_lr if not one_lr] + [(c, False) for c in analysis.same_lr]
     data = []
     for topology in records.topologies:
         mine = [(c, best) for c, best in rows if c.topology == topology]

@@ -90,18 +90,26 @@ def _card(records: Records, analysis: Analysis, found: Range) -> Card:
 
 
 def _plots(page: Page, records: Records, analysis: Analysis) -> None:
-    metric = analysis.metric
+    metric, dashes = analysis.metric, "learning rate" if len(records.lrs) > 1 else "setting"
     page.heading("Plots")
-    page.plot(
-        "learning-rate",
-        f"Held-out {metric} by learning rate",
-        "Means over seeds with their standard deviation; a cross marks learning rates at which runs diverged.",
-        figures.by_learning_rate(records, analysis),
-    )
+    if figures.by_settings(records):
+        page.plot(
+            "settings",
+            f"Held-out {metric} by setting",
+            f"Means over seeds with their standard deviation, all at the learning rate {records.lrs[0]:g}.",
+            figures.by_setting(records, analysis),
+        )
+    else:
+        page.plot(
+            "learning-rate",
+            f"Held-out {metric} by learning rate",
+            "Means over seeds with their standard deviation; a cross marks learning rates at which runs diverged.",
+            figures.by_learning_rate(records, analysis),
+        )
     page.plot(
         "curves",
         "Training loss",
-        "Colour is the topology, dashes are the learning rate, bands reach from the lowest to the highest seed. "
+        f"Colour is the topology, dashes are the {dashes}, bands reach from the lowest to the highest seed. "
         "Click a name to show or hide it, twice to see it alone.",
         curves.loss_curves(records, analysis),
         height=460,
@@ -110,24 +118,25 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
         page.plot(
             f"{other}-by-steps",
             f"{by_steps.METRICS[other]}, by steps",
-            "Means over seeds at every evaluation; colour is the topology, dashes are the learning rate.",
+            f"Means over seeds at every evaluation; colour is the topology, dashes are the {dashes}.",
             curves.held_out_curves(records, other),
         )
     if analysis.same_lr:
-        rows = len(analysis.same_lr) + len(analysis.best_lr)
+        figure = figures.differences(records, analysis)
+        names = [name for line in figure["data"] for name in line["y"]]
         page.plot(
             "differences",
             f"Difference from {analysis.baseline}, seed by seed",
             f"Bars are {analysis.confidence:.0%} confidence intervals by Student's t; with one seed there are none.",
-            figures.differences(records, analysis),
-            height=max(220, 80 + 44 * rows),
+            figure,
+            height=max(220, 80 + sum(30 + 16 * name.count("<br>") for name in names)),
         )
     page.plot(
         "heat-map",
         "The grid",
         f"Held-out {metric}, the mean over seeds.",
         figures.heat_map(records, analysis),
-        height=max(220, 120 + 44 * len(analysis.ranges)),
+        height=max(220, 120 + 44 * len(records.topologies if figures.by_settings(records) else analysis.ranges)),
     )
     page.plot(
         "cost",
