@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from rich.console import Console
+from torch.nn.functional import cross_entropy
 
 from siamesenorm.cli import main
 from siamesenorm.data.embedded import embedded_tokens
@@ -18,6 +19,7 @@ from siamesenorm.lab.inspection.figures import plots
 from siamesenorm.lab.inspection.report import write_report
 from siamesenorm.lab.inspection.source import open_source
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.tasks import find_task
 from siamesenorm.tasks.corpora import save_tokenizer_of
 from siamesenorm.train.folder import WEIGHTS, RunFolder
 from siamesenorm.train.recipes import resolve
@@ -42,7 +44,38 @@ def run(tmp_path_factory):
     return folder.path
 
 
+@pytest.fixture(scope="module", params=["deit-digits", "dit-digits"])
+def image_run(tmp_path_factory, request):
+    """The same of a run on images."""
+    folder = RunFolder(tmp_path_factory.mktemp("runs") / request.param)
+    config = resolve(request.param, ["model.dim=16", "model.blocks=2", "model.heads=2"])
+    folder.begin(config, "auto")
+    task = find_task(config.task)(config)
+    export_weights(task.build_model(), folder.path / WEIGHTS)
+    task.save_extras(folder.path)
+    folder.write_status("finished", step=7)
+    return folder.path
+
+
 # What it reads ---------------------------------------------------------------------------------------
+
+
+def test_a_run_on_images_is_asked_for_its_own_loss(image_run, capsys):
+    source = open_source(image_run, None, 512)
+    assert main(["inspect", str(image_run), "--tokens", "512", "--json"]) == 0
+    found = Inspection.from_json(capsys.readouterr().out)
+    config = RunFolder(image_run).config()
+    with torch.no_grad():
+        if config.task == "diffusion":
+            loss = find_task(config.task)(config).loss(source.model, source.batch).total
+        else:  # without the label smoothing of training
+            loss = cross_entropy(source.model(source.batch["image"]), source.batch["label"])
+    assert found.loss == pytest.approx(float(loss), rel=1e-4)
+    assert found.removal is not None
+    assert len(found.updates["x"]) == 4
+    assert (found.lens is None) == ("dit" in image_run.name)  # a denoiser predicts no classes
+    assert main(["inspect", str(image_run), "--text", "mine.txt"]) == 2
+    assert "reads images" in capsys.readouterr().err
 
 
 def test_a_run_is_read_on_its_own_held_out_text_from_start_to_end(run):

@@ -21,7 +21,11 @@ MOST_TOKENS = 2**20
 def inspect(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN|HF_DIR", help="Folder of a run, or of an exported model.", show_default=False),
+        typer.Argument(
+            metavar="RUN|HF_DIR",
+            help="Folder of a run of any task, or of an exported language model.",
+            show_default=False,
+        ),
     ],
     text: Annotated[
         Path | None,
@@ -90,6 +94,7 @@ def measure(source: Source, removal: bool, console: Console) -> Inspection:
         found = look(
             source.model,
             source.batch,
+            loss=source.loss,
             removal=removal,
             progress=lambda done, of: bar.update(task, completed=done, total=of),
         )

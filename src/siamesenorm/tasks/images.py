@@ -15,7 +15,7 @@ from siamesenorm.data.atomic import write_json
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet, open_images
 from siamesenorm.data.images.imageset import Split
-from siamesenorm.data.images.loader import ImageLoader, TrainingImages
+from siamesenorm.data.images.loader import ImageLoader, TestImages, TrainingImages
 from siamesenorm.models.counts import FLOAT32, Counts
 from siamesenorm.tasks.base import Section, Task
 
@@ -52,6 +52,8 @@ class ImageTask(Task):
     count: ClassVar[Callable[[Any], Counts]]
     """What such a model costs."""
     data: TrainingImages
+    held_out: TestImages | None
+    """What is evaluated on; None where nothing is."""
 
     def __init__(self, config: Any) -> None:
         self.model_config, self.data_config, self.evaluation = config.model, config.data, config.evaluation

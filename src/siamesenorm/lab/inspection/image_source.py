@@ -1,4 +1,4 @@
-"""What the command line inspects of a classifier: the model of a run, and some of its held-out images."""
+"""What the command line inspects of a run on images: its model, some of its held-out images, and its loss."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.lab.inspection.subject import LossFunction
+from siamesenorm.models.dit import DiT
 from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.tasks.classification import ClassificationTask
+from siamesenorm.tasks import find_task
+from siamesenorm.tasks.images import ImageTask
 from siamesenorm.train.trained import open_trained
 
 
-def open_images_of(folder: Path, tokens: int) -> tuple[VisionTransformer, dict[str, Tensor], dict[str, Any]]:
-    """The model of a classification run, held-out images of about so many tokens, and what both are."""
-    trained = open_trained(folder, "classification")
+def open_images_of(
+    folder: Path, task_name: str, tokens: int
+) -> tuple[nn.Module, dict[str, Tensor], dict[str, Any], LossFunction | None]:
+    """The model of a run, held-out images of about so many tokens, what both are, and the loss of a diffusion."""
+    trained = open_trained(folder, task_name)
     model, config = trained.model, trained.config
-    assert isinstance(model, VisionTransformer)
+    assert isinstance(model, (DiT, VisionTransformer))
     count = max(1, round(tokens / model.config.tokens))
     spread = config.evaluation.model_copy(update={"images": count})
-    task = ClassificationTask.for_evaluation(config.model_copy(update={"evaluation": spread}))
-    assert isinstance(task, ClassificationTask)
+    task = find_task(task_name).for_evaluation(config.model_copy(update={"evaluation": spread}))
+    assert isinstance(task, ImageTask)
     if task.held_out is None:
         raise InspectionError(f"run: {str(folder)!r} has no held-out images")
     batch = next(task.held_out.batches(count))
@@ -37,4 +42,6 @@ def open_images_of(folder: Path, tokens: int) -> tuple[VisionTransformer, dict[s
         "images_sha256": task.held_out.images.fingerprint,
         "device": device.type,
     }
-    return model.to(device), batch, facts
+    # A classifier's loss and predictions are known by its kind; how a diffusion is trained is the task's to say.
+    loss = None if isinstance(model, VisionTransformer) else lambda model, batch: task.loss(model, batch).total
+    return model.to(device), batch, facts, loss

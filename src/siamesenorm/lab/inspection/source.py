@@ -22,6 +22,7 @@ from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_toke
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
 from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.image_source import open_images_of
+from siamesenorm.lab.inspection.subject import LossFunction
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks.corpora import open_held_out
 from siamesenorm.train.folder import CONFIG, RunFolder
@@ -42,6 +43,8 @@ class Source:
     model: nn.Module
     batch: dict[str, Tensor]
     facts: dict[str, Any]
+    loss: LossFunction | None = None
+    """Where the kind of model does not say it."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,11 @@ class Opened:
 
 def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
     """The model in a folder and about so many tokens of a text file, or of the text the model was validated on."""
-    if (folder / CONFIG).is_file() and RunFolder(folder).config().task == "classification":
+    task = RunFolder(folder).config().task if (folder / CONFIG).is_file() else "language"
+    if task != "language":
         if text is not None:
             raise InspectionError(f"--text: {str(text)!r} is not allowed; the run in {str(folder)!r} reads images")
-        return Source(*open_images_of(folder, tokens))
+        return Source(*open_images_of(folder, task, tokens))
     found = open_folder(folder)
     if text is not None:
         texts = [read_text(text, found.tokenizer, tokens)]

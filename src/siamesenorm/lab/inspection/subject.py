@@ -1,6 +1,6 @@
 """How a kind of model is asked: for its loss on a batch, for predictions from hidden states, for tokens that count.
 
-A new kind of model (vision, diffusion) is a subclass of `Subject` and a line in `SUBJECTS`.
+A new kind of model is a subclass of `Subject` and a line in `SUBJECTS`.
 """
 
 from __future__ import annotations
