@@ -124,7 +124,8 @@ def test_a_killed_process_fails_alone_and_is_resumed(tmp_path):
 
 
 def start(out, *more: str) -> subprocess.Popen:
-    sets = [part for item in (*TINY, *more) for part in ("--set", item)]
+    fields = dict(item.split("=", 1) for item in (*TINY, *more))
+    sets = [part for field, value in fields.items() for part in ("--set", f"{field}={value}")]
     command = [sys.executable, "-m", "siamesenorm", "compare", "--recipe", "lm-tiny", "--topologies", "pre,siamese"]
     command += ["--lrs", "1e-2", "--seeds", "0", "--jobs", "2", "--out", str(out), *sets]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
