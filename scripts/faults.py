@@ -152,13 +152,14 @@ def campaign(folder: Path, kills: int, seed: int, topology: str = "siamese") -> 
     if how != "finished":
         return {"kills": 0, "problems": [f"the run that is left alone ended as {how}"]}
     expected = outcome(folder / "alone")
-    runs = done = 0
+    runs = done = tries = 0
     while done < kills and len(problems) < 10:
         runs += 1
         run, how = folder / f"run-{runs}", ""
         while how != "finished" and len(problems) < 10:
             before = published(run)
-            way = chance.choice(WAYS) if done < kills else "alone"
+            way = WAYS[tries % len(WAYS)] if done < kills else "alone"  # in turn, so that few kills try all ways
+            tries += 1
             how, steps = attempt(config, run, way, chance)
             if how not in ("killed", "interrupted", "finished"):
                 problems.append(f"run {runs}: {way} ended as {how}")
