@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/siamesenorm/*/*
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(READY) ## compare pre, post and siamese on an embedded corpus: five minutes, a report in runs/compare
+demo: $(READY) ## compare pre, post and siamese on an embedded corpus: about six minutes, a report in runs/compare
 	$(BIN)/siamesenorm topologies
 	$(BIN)/siamesenorm compare
 

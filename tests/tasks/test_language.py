@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from siamesenorm.data import arithmetic_choices, score_choices
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import ByteTokenizer
+from siamesenorm.models.generation import generate
 from siamesenorm.models.lm_counts import count_lm
 from siamesenorm.tasks import TASKS, find_task
 from siamesenorm.tasks.harness import make_adapter
@@ -172,6 +173,19 @@ def test_the_harness_gets_likelihoods_whole_texts_and_what_greedy_decoding_says(
     assert adapter.loglikelihood_rolling([Request("short")])[0] == pytest.approx(
         log_likelihoods(model, tokenizer, [("", "short")], 32)[0], abs=1e-4
     )
+
+
+def test_the_harness_gets_greedy_answers_up_to_a_stop():
+    t, tokenizer = task("max_length=32"), ByteTokenizer()
+    model = t.build_model().eval()
+    adapter = make_adapter(object, model, tokenizer, 32)
+    prompt = "a question of many more bytes than the model can take"
+    (whole,) = adapter.generate_until([Request(prompt, {"max_gen_toks": 8})])
+    ids = tokenizer.encode(prompt)[8 - 32 :]
+    assert whole == tokenizer.decode(generate(model, [ids], max_new_tokens=8, stop_tokens=[256])[0])
+    assert whole
+    for until in (whole[1:], [whole[1:], "never said"]):
+        assert adapter.generate_until([Request(prompt, {"until": until, "max_gen_toks": 8})]) == [whole[:1]]
 
 
 def test_a_mixture_of_experts_reports_its_balance_and_counts_active_experts():

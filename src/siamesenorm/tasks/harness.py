@@ -11,7 +11,12 @@ from torch import nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.models.generation import generate
+from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks.likelihood import likelihoods, score_rows
+
+MOST_GENERATED = 256
+"""Tokens of an answer, where a task does not say; the harness' own."""
 
 
 def check_tasks(names: Sequence[str]) -> None:
@@ -64,6 +69,17 @@ def make_adapter(base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_le
             return sum(score_rows(model, [row])[0].total for row in rows)
 
         def generate_until(self, requests: Sequence[Any]) -> list[str]:
-            raise NotImplementedError("tasks that generate text are evaluated after export: siamesenorm export --to hf")
+            return [self._answer(*request.args) for request in requests]
+
+        def _answer(self, prompt: str, settings: dict[str, Any]) -> str:
+            """Greedy text up to the first of the task's stops."""
+            most = max(1, min(int(settings.get("max_gen_toks", MOST_GENERATED)), max_length // 2))
+            ids = tokenizer.encode(prompt)[most - max_length :] or [tokenizer.eos_id]
+            assert isinstance(model, LanguageModel)
+            (made,) = generate(model, [ids], max_new_tokens=most, stop_tokens=[tokenizer.eos_id])
+            text, until = tokenizer.decode(made), settings.get("until") or []
+            for stop in [until] if isinstance(until, str) else until:
+                text = text.partition(stop)[0] if stop else text
+            return text
 
     return Adapter()
