@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pickle
 import resource
@@ -19,6 +18,7 @@ from siamesenorm.train.checkpoint import CheckpointError, CheckpointStore, expor
 from siamesenorm.train.manifest import MANIFEST, Manifest
 
 from .tiny import TinyRun, tiny_model
+from .worlds import run_world
 
 
 @pytest.fixture
@@ -215,26 +215,25 @@ def test_a_full_disk_costs_the_new_checkpoint_only(store, said, monkeypatch):
     assert store.save(3, run.state, wait=True) is True  # there is room again
 
 
+def save_limited(_, folder, limit):
+    """A second checkpoint where no file may grow beyond ``limit`` bytes: whether it was saved, and what was said."""
+    run, said = TinyRun(tiny_model()), []
+    run.step()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    saved = CheckpointStore(folder, 2, report=said.append).save(2, run.state, wait=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    return saved, said
+
+
 @pytest.mark.parametrize("limit", [100, 4096, 100_000])
-def test_files_that_cannot_grow(store, limit, tmp_path):
+def test_files_that_cannot_grow(store, limit):
     """The system itself refuses to write more than `limit` bytes to a file, in the middle of the shard."""
     run = TinyRun(tiny_model())
     run.step()
     store.save(1, run.state, wait=True)
-    answer = tmp_path / "answer"
-    child = os.fork()
-    if child == 0:
-        answer.write_text("no answer")
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-        said = []
-        saved = CheckpointStore(store.folder, 2, report=said.append).save(2, run.state, wait=True)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        answer.write_text(json.dumps([saved, said]))
-        os._exit(0)
-    os.waitpid(child, 0)
-    saved, said = json.loads(answer.read_text())
+    [(saved, said)] = run_world(1, save_limited, store.folder, limit)
     assert saved is False
     assert len(said) == 1
     assert "step 2 was not saved" in said[0]

@@ -1,5 +1,6 @@
 """Recipes and overrides: every one resolves and round-trips; what is wrong is said in one sentence."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def test_recipe_resolves_and_round_trips(name):
     assert parse_config(config.as_dict()) == config
     assert parse_config(read_yaml(write_yaml(config.as_dict()), name)) == config
     assert parse_config(plain_yaml.safe_load(write_yaml(config.as_dict()))) == config  # any YAML reader will do
+    assert pickle.loads(pickle.dumps(config)) == config  # into another process
 
 
 def test_every_language_recipe_of_the_paper_is_there_with_a_small_sibling():

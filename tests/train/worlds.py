@@ -1,9 +1,12 @@
-"""Worlds of several processes on one machine, forked from the test so that nothing is imported again."""
+"""Worlds of several processes on one machine.
+
+The processes come from a fork server: it has imported torch once and runs no thread, while a test's process has
+threads (stores, gloo, pytest-xdist) whose locks a plain fork would copy in whatever state they are in.
+"""
 
 from __future__ import annotations
 
 import faulthandler
-import gc
 import multiprocessing
 import os
 import pickle
@@ -20,14 +23,19 @@ from siamesenorm.train.distributed import World
 
 PATIENCE = 120.0
 """Seconds after which a world counts as hung."""
+PRELOADED = ["siamesenorm.train.loop", "siamesenorm.train.parallel", "siamesenorm.models.lm", "torch._dynamo"]
 
 
 def run_world(
     size: int, work: Callable[..., Any], *args: Any, mode: str = "ddp", group: int | None = None
 ) -> list[Any]:
-    """``work(world, *args)`` in every process of a world; what each returned, in order of rank."""
+    """``work(world, *args)`` in every process of a world; what each returned, in order of rank.
+
+    ``work`` is a function of a test module and ``args`` are pickled: nothing else of the test's process goes along.
+    """
     server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # the system chooses the port
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     parallel = ParallelConfig(mode=mode, group=group, device="cpu", timeout=PATIENCE)  # type: ignore[arg-type]
     processes, pipes = [], []
     for rank in range(size):
@@ -61,7 +69,6 @@ def _receive(pipe: Any) -> tuple[Any, str | None]:
 def _process(
     sender: Any, rank: int, size: int, port: int, parallel: ParallelConfig, work: Callable[..., Any], args: Any
 ) -> None:
-    gc.freeze()  # what the test left behind must not be collected here: a store would wait for a thread it has not
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(PATIENCE / 2, file=sys.__stderr__)
     os.environ |= {

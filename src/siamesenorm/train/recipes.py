@@ -9,6 +9,7 @@ only what differs.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -137,6 +138,7 @@ def _config_class(task: type[Task]) -> type[RunConfig]:
         if not any(field.is_required() for field in section.model_fields.values()):
             fields[name] = (section, Field(default=section(), description=about[name]))
     made: type[RunConfig] = create_model(f"{task.name.title()}RunConfig", __base__=RunConfig, **fields)
+    copyreg.pickle(made, lambda config: (parse_config, (config.as_dict(),)))  # made here, so it has no name to pickle
     return made
 
 
