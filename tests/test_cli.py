@@ -27,7 +27,7 @@ def run(*arguments: str, width: int = 200) -> str:
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "siamesenorm", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
 
 
 # What it shows -------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_closed_pipe_is_quiet(arguments):
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "siamesenorm", *arguments]
-    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(writing)
     assert result.stderr == ""
 

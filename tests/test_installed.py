@@ -28,6 +28,6 @@ def test_a_missing_package_is_a_failure_in_ci_alone(ci, name, code, said, tmp_pa
     command = [sys.executable, "-m", "pytest", "-p", "installed", "-p", "no:cacheprovider", name]
     settings = {"CI": ci, "PYTHONPATH": str(Path(__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment = {**os.environ, **settings}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout
     assert ("nothing_of_this_name" in done.stdout) == (code != 0)

@@ -11,7 +11,7 @@ import siamesenorm
 
 def modules_after(statement: str) -> set[str]:
     code = f"import sys\n{statement}\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     return set(done.stdout.split())
 
 

@@ -28,7 +28,7 @@ def whole(tmp_path_factory):
 def kill(out, workers, counted, limit, sources):
     """Run until it has killed itself; its output ends when its workers have ended too."""
     command = [sys.executable, str(SCRIPT), str(out), str(workers), counted, str(limit), *sources]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stdout.decode()
 
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from siamesenorm.train.config import ParallelConfig
 from siamesenorm.train.distributed import World
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds after which a world counts as hung."""
 PRELOADED = ["siamesenorm.train.loop", "siamesenorm.train.parallel", "siamesenorm.models.lm", "torch._dynamo"]
 
