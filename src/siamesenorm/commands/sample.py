@@ -14,7 +14,7 @@ FRAMES = 10
 def sample(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a diffusion run.", show_default=False)],
     classes: Annotated[
-        str | None, typer.Option(help="Classes: 0-9, 3,5 or names; all by default.", show_default=False)
+        str | None, typer.Option(help="Classes: 0-9, 3,5, names, unconditional; all by default.", show_default=False)
     ] = None,
     out: Annotated[Path, typer.Option(help="The grid, a row for each class.")] = Path("samples.png"),
     per_class: Annotated[int, typer.Option(min=1, max=100_000, help="Samples of each class.")] = 8,
@@ -85,7 +85,7 @@ def sample(
         save_png(grid([np.stack([frame[k] for frame in frames]) for k in range(len(chosen))], names), filmstrip)
         typer.echo(f"{len(frames)} states of each: {filmstrip}")
     if individually is not None:
-        every = [generator.name(number) for number in range(generator.model.config.classes)]
+        every = [generator.name(number) for number in range(generator.model.config.classes + 1)]
         save_each(images, labels, every, individually)
         typer.echo(f"every sample: {individually}")
 
