@@ -104,6 +104,8 @@ def test_refusals_leave_nothing_behind(run, tmp_path, capsys):
         (["--guidance", "nan"], "guidance: nan is not allowed"),
         (["--individually", str(run)], "--individually: "),
         (["--filmstrip", str(run / "config.yaml" / "strip.png")], "cannot be written: "),
+        (["--filmstrip", "/proc/strip.png"], "'/proc/strip.png' cannot be written: "),  # a folder that takes no files
+        (["--filmstrip", out], "it takes another file than --out"),
     ):
         assert message in one_sentence(["sample", str(run), "--out", out, *options], capsys)
     assert "ends with .png" in one_sentence(["sample", str(run), "--out", str(tmp_path / "grid.jpg")], capsys)
