@@ -97,7 +97,7 @@ def test_refusals_leave_nothing_behind(run, tmp_path, capsys):
         (["--classes", "cat"], "classes: 'cat' is not allowed"),
         (["--sampler", "heun"], "'heun' is not known; it takes one of ddpm, ddim, dpm, euler"),
         (["--sampler", "euler"], "'euler' is not allowed for epsilon"),
-        (["--steps", "5000"], "steps: 5000 is not allowed; it takes 1 to 1000"),
+        (["--steps", "5000"], "steps: 5000 is not allowed; ddpm takes 1 to 1000"),
         (["--vae", str(tmp_path)], "this model makes pixels"),
         (["--classes", ""], "classes: '' is not allowed"),
         (["--guidance", "-1"], "guidance: -1.0 is not allowed; it takes 0 or more"),

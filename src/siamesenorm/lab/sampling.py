@@ -48,7 +48,7 @@ class Generator:
         progress: Callable[[int, int], None] | None = None,
     ) -> Samples:
         """One image for each label, as the model makes them; frames are those of the first part of `at_once`."""
-        c, made = self.model.config, []
+        c, made, steps = self.model.config, [], sampler.steps_for(self.process)
         kept: list[Tensor] = []
         numbers = torch.tensor(labels, device=self.model.head.weight.device)
         parts = range(0, len(labels), at_once)
@@ -56,7 +56,7 @@ class Generator:
 
             def told(step: int, part: int = part) -> None:
                 if progress is not None:
-                    progress(part * sampler.number + step, len(parts) * sampler.number)
+                    progress(part * steps + step, len(parts) * steps)
 
             found = sample(
                 self.model,
