@@ -58,6 +58,16 @@ def test_the_same_seed_makes_the_same_samples_and_single_files_go_by_class(run, 
     assert [path.name for path in (tmp_path / "folder" / "5").iterdir()] == ["000000.png"]
 
 
+def test_samples_of_no_class_are_those_of_the_label_of_none(run, tmp_path):
+    sample(run, "--classes", "0-2,1,unconditional", "--per-class", 1, "--out", tmp_path / "g.png",
+           "--individually", tmp_path / "s.npz")  # fmt: skip
+    with np.load(tmp_path / "s.npz", allow_pickle=False) as found:
+        assert found["arr_1"].tolist() == [0, 1, 2, 10]
+    sample(run, "--classes", "Unconditional", "--per-class", 3, "--out", tmp_path / "g.png",
+           "--individually", tmp_path / "folder")  # fmt: skip
+    assert len(list((tmp_path / "folder" / "unconditional").iterdir())) == 3
+
+
 def test_folders_that_are_not_there_are_made(run, tmp_path):
     targets = [tmp_path / "new" / "grid.png", tmp_path / "other" / "strip.png", tmp_path / "more" / "every.npz"]
     options = zip(("--out", "--filmstrip", "--individually"), targets, strict=True)
@@ -81,16 +91,21 @@ def test_refusals_leave_nothing_behind(run, tmp_path, capsys):
     out = str(tmp_path / "grid.png")
     for options, message in (
         (["--classes", "12"], "classes: 12 is not allowed; it takes 0 to 9"),
+        (["--classes", "3-99999999999"], "classes: 99999999999 is not allowed; it takes 0 to 9"),
+        (["--classes", "10"], "classes: 10 is not allowed; it takes 0 to 9"),
+        (["--classes", "9-3"], "classes: '9-3' is not allowed"),
         (["--classes", "cat"], "classes: 'cat' is not allowed"),
         (["--sampler", "heun"], "'heun' is not known; it takes one of ddpm, ddim, dpm, euler"),
         (["--sampler", "euler"], "'euler' is not allowed for epsilon"),
-        (["--steps", "5000"], "steps: 5000 is not allowed; it takes 1 to 1000"),
+        (["--steps", "5000"], "steps: 5000 is not allowed; ddpm takes 1 to 1000"),
         (["--vae", str(tmp_path)], "this model makes pixels"),
         (["--classes", ""], "classes: '' is not allowed"),
         (["--guidance", "-1"], "guidance: -1.0 is not allowed; it takes 0 or more"),
         (["--guidance", "nan"], "guidance: nan is not allowed"),
         (["--individually", str(run)], "--individually: "),
         (["--filmstrip", str(run / "config.yaml" / "strip.png")], "cannot be written: "),
+        (["--filmstrip", "/proc/strip.png"], "'/proc/strip.png' cannot be written: "),  # a folder that takes no files
+        (["--filmstrip", out], "it takes another file than --out"),
     ):
         assert message in one_sentence(["sample", str(run), "--out", out, *options], capsys)
     assert "ends with .png" in one_sentence(["sample", str(run), "--out", str(tmp_path / "grid.jpg")], capsys)

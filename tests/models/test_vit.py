@@ -193,6 +193,18 @@ def test_what_lies_between_blocks(topology):
     torch.testing.assert_close(raw[0], total[:, 1:])
 
 
+@pytest.mark.parametrize("n", [4, [0, 3], [-4]])
+def test_blocks_that_are_not_there_are_refused(n):
+    with pytest.raises(ValueError, match=r"n: block -?\d is not allowed; this model takes -3 to 2"):
+        stirred().get_intermediate_layers(images(), n)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 16, 16), (3, 16, 16)])
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"is not allowed; it takes \(batch, 3, height, width\)"):
+        stirred()(torch.randn(shape))
+
+
 def test_images_of_another_size():
     model = stirred()
     with pytest.raises(ValueError, match="image: 24×24 pixels; this model takes 16×16, or give dynamic_size=True"):

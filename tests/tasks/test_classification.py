@@ -288,6 +288,13 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, overrides, said)
     assert not (tmp_path / "run").exists()
 
 
+def test_an_odd_part_of_a_batch_is_no_assertion_of_timm(tmp_path):
+    opened = task("mixup=0.8", "batch_size=6")
+    batch = opened.loader(rank=0, world_size=2, sample=0, pin_memory=False)
+    with pytest.raises(DataError, match=r"batch_size = 6 is not allowed; mixing takes even parts .* a process has 3"):
+        opened.loss(opened.build_model(), next(iter(batch)))
+
+
 def test_every_recipe_of_deit_has_the_published_settings():
     config = resolve("deit-small")
     assert (config.model.dim, config.model.heads, config.model.blocks) == (384, 6, 12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ FRAMES = 10
 def sample(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a diffusion run.", show_default=False)],
     classes: Annotated[
-        str | None, typer.Option(help="Classes: 0-9, 3,5 or names; all by default.", show_default=False)
+        str | None, typer.Option(help="Classes: 0-9, 3,5, names, unconditional; all by default.", show_default=False)
     ] = None,
     out: Annotated[Path, typer.Option(help="The grid, a row for each class.")] = Path("samples.png"),
     per_class: Annotated[int, typer.Option(min=1, max=100_000, help="Samples of each class.")] = 8,
@@ -65,7 +66,7 @@ def sample(
     chosen = list(dict.fromkeys(generator.classes(wanted)))
     # Samples of one class stand apart, so that the first ones of all classes are in the first part.
     labels = np.array(chosen * per_class, dtype=np.int64)
-    _make_folders(out, filmstrip, individually)
+    _make_room(out, filmstrip, individually)
     with _bar() as progress:
         task = progress.add_task("sampling", total=None)
         found = generator.make(
@@ -85,7 +86,7 @@ def sample(
         save_png(grid([np.stack([frame[k] for frame in frames]) for k in range(len(chosen))], names), filmstrip)
         typer.echo(f"{len(frames)} states of each: {filmstrip}")
     if individually is not None:
-        every = [generator.name(number) for number in range(generator.model.config.classes)]
+        every = [generator.name(number) for number in range(generator.model.config.classes + 1)]
         save_each(images, labels, every, individually)
         typer.echo(f"every sample: {individually}")
 
@@ -97,9 +98,11 @@ def _check_targets(out: Path, filmstrip: Path | None, individually: Path | None)
     for option, path in (("--out", out), ("--filmstrip", filmstrip)):
         if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
             raise ConfigError(f"{option}: {str(path)!r} is not allowed; it takes a file that ends with .png")
+    if filmstrip is not None and filmstrip.absolute() == out.absolute():
+        raise ConfigError(f"--filmstrip: {str(filmstrip)!r} is not allowed; it takes another file than --out")
     if individually is None:
         return
-    if individually.suffix == ".npz":
+    if individually.suffix.lower() == ".npz":
         wrong = individually.is_dir()
     else:  # samples of an earlier call would be counted with these
         wrong = individually.exists() and (not individually.is_dir() or any(individually.iterdir()))
@@ -110,12 +113,16 @@ def _check_targets(out: Path, filmstrip: Path | None, individually: Path | None)
         )
 
 
-def _make_folders(*targets: Path | None) -> None:
+def _make_room(*targets: Path | None) -> None:
+    """Make the folders and try to write in them, so that no failure waits behind the sampling."""
     from siamesenorm.train.errors import ConfigError
 
     for target in filter(None, targets):
+        attempt = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            attempt.touch()
+            attempt.unlink()
         except OSError as error:
             raise ConfigError(f"{str(target)!r} cannot be written: {error.strerror}") from None
 

@@ -23,6 +23,8 @@ from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.trained import open_trained
 
 Decode = Callable[[Tensor], Images]
+UNCONDITIONAL = "unconditional"
+"""What a class list calls the label of no class."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Generator:
         progress: Callable[[int, int], None] | None = None,
     ) -> Samples:
         """One image for each label, as the model makes them; frames are those of the first part of `at_once`."""
-        c, made = self.model.config, []
+        c, made, steps = self.model.config, [], sampler.steps_for(self.process)
         kept: list[Tensor] = []
         numbers = torch.tensor(labels, device=self.model.head.weight.device)
         parts = range(0, len(labels), at_once)
@@ -54,7 +56,7 @@ class Generator:
 
             def told(step: int, part: int = part) -> None:
                 if progress is not None:
-                    progress(part * sampler.number + step, len(parts) * sampler.number)
+                    progress(part * steps + step, len(parts) * steps)
 
             found = sample(
                 self.model,
@@ -85,26 +87,35 @@ class Generator:
         return load_autoencoder(autoencoder).decode
 
     def classes(self, text: str) -> list[int]:
-        """Classes of a text such as ``0-9``, ``3,5`` or ``Sandal,Bag``."""
+        """Classes of a text such as ``0-9``, ``3,5``, ``Sandal,Bag`` or ``unconditional``."""
+        c = self.model.config
         found: list[int] = []
         names = [name.casefold() for name in self.class_names]
         for part in (part.strip() for part in text.split(",")):
             low, dash, high = part.partition("-")
             if part.casefold() in names:
                 found.append(names.index(part.casefold()))
-            elif part.isdecimal():
-                found.append(int(part))
-            elif dash and low.strip().isdecimal() and high.strip().isdecimal() and int(low) <= int(high):
-                found.extend(range(int(low), min(int(high), self.model.config.classes) + 1))
-            else:
-                raise ConfigError(f"classes: {part!r} is not allowed; it takes numbers, ranges such as 0-9, or names")
-        most = self.model.config.classes - 1
-        if wrong := [number for number in found if number > most]:
-            raise ConfigError(f"classes: {wrong[0]} is not allowed; it takes 0 to {most}")
+                continue
+            if part.casefold() == UNCONDITIONAL:
+                if not c.class_dropout:
+                    raise ConfigError(f"classes: {part!r} is not allowed; this model saw every label")
+                found.append(c.classes)
+                continue
+            if part.isdecimal():
+                low = high = part
+            elif not (dash and low.strip().isdecimal() and high.strip().isdecimal() and int(low) <= int(high)):
+                raise ConfigError(
+                    f"classes: {part!r} is not allowed; it takes numbers, ranges such as 0-9, names, or {UNCONDITIONAL}"
+                )
+            if int(high) >= c.classes:
+                raise ConfigError(f"classes: {high.strip()} is not allowed; it takes 0 to {c.classes - 1}")
+            found.extend(range(int(low), int(high) + 1))
         return found
 
     def name(self, number: int) -> str:
         """What a class is called; its number where it has no name."""
+        if number == self.model.config.classes:
+            return UNCONDITIONAL
         return self.class_names[number] if number < len(self.class_names) else str(number)
 
 

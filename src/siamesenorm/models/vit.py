@@ -134,6 +134,9 @@ class VisionTransformer(nn.Module):
 
     def embed(self, image: Tensor) -> Tensor:
         """(batch, tokens, dim): patches behind the class (and distillation) token, with positions."""
+        if image.dim() != 4 or image.shape[1] != self.config.channels:
+            wanted = f"(batch, {self.config.channels}, height, width)"
+            raise ValueError(f"image: shape {tuple(image.shape)} is not allowed; it takes {wanted}")
         positions = self.positions((image.shape[-2], image.shape[-1]))
         patches = self.patch_embed(image)
         prefix = [token for token in (self.cls_token, self.dist_token) if token is not None]
@@ -204,14 +207,17 @@ class VisionTransformer(nn.Module):
         prefix_tokens: bool = False,
         norm: bool = False,
     ) -> list[Tensor] | list[tuple[Tensor, Tensor]]:
-        """What stands between blocks: behind the last `n`, or behind those of the indices `n`.
+        """What stands between blocks: behind the last `n`, or behind those of the indices `n`, in order of depth.
 
         Each is (batch, patches, dim), or (batch, dim, rows, columns) with `reshape`; with `prefix_tokens` each is a
         pair with the class (and distillation) token. `norm` closes the stack there with its final norm(s); else
         it is the sum of the topology's streams, which is the stream itself where there is one.
         """
         c = self.config
-        wanted = list(range(c.blocks - n, c.blocks)) if isinstance(n, int) else [i % c.blocks for i in n]
+        numbers = list(range(-n, 0)) if isinstance(n, int) else list(n)
+        if wrong := [number for number in numbers if not -c.blocks <= number < c.blocks]:
+            raise ValueError(f"n: block {wrong[0]} is not allowed; this model takes {-c.blocks} to {c.blocks - 1}")
+        wanted = [number % c.blocks for number in numbers]
         grid = (image.shape[-2] // c.patch_size, image.shape[-1] // c.patch_size)
         found: list[Any] = []
         for tokens in self.between_blocks(image, wanted, norm)[0]:

@@ -45,160 +45,229 @@ typedef struct {
     float *out_x, *out_y, *out_output;          /* backward: gradients of X, Y, O */
 } StepCall;
 
-/* Mean and 1/deviation of a row. Sums run in single precision but over vector lanes, so errors stay small. */
-static inline void statistics(const float *row, int64_t dim, const Norm *n, int64_t i) {
-    float mean = 0.0f, square = 0.0f;
-    if (n->centred) {
-        for (int64_t j = 0; j < dim; j++) mean += row[j];
-        mean /= (float)dim;
-        for (int64_t j = 0; j < dim; j++) square += (row[j] - mean) * (row[j] - mean);
-        n->mean[i * n->stride] = mean;
-    } else {
-        for (int64_t j = 0; j < dim; j++) square += row[j] * row[j];
-    }
-    n->rstd[i * n->stride] = 1.0f / sqrtf(square / (float)dim + n->eps);
-}
-
-static inline float mean_of(const Norm *n, int64_t i) { return n->centred ? n->mean[i * n->stride] : 0.0f; }
-
-/* out = (row - mean) * rstd * weight + bias; out may be row. */
-static inline void apply(const float *row, float *out, int64_t dim, const Norm *n, int64_t i) {
-    const float mean = mean_of(n, i), rstd = n->rstd[i * n->stride];
-    if (n->weight && n->bias)
-        for (int64_t j = 0; j < dim; j++) out[j] = (row[j] - mean) * rstd * n->weight[j] + n->bias[j];
-    else if (n->weight)
-        for (int64_t j = 0; j < dim; j++) out[j] = (row[j] - mean) * rstd * n->weight[j];
-    else
-        for (int64_t j = 0; j < dim; j++) out[j] = (row[j] - mean) * rstd;
-}
-
-/* out = gradient of row, from the gradient of the normalised row; adds to the sums for weight and bias.
- * out may be grad. */
-static inline void back(const float *grad, const float *row, float *out, int64_t dim, const Norm *n, int64_t i,
-                        float *sum_weight, float *sum_bias) {
-    const float mean = mean_of(n, i), rstd = n->rstd[i * n->stride];
-    const float *w = n->weight;
-    float dot = 0.0f, total = 0.0f;
-    if (w) {
-        for (int64_t j = 0; j < dim; j++) {
-            const float g = grad[j] * w[j];
-            dot += g * (row[j] - mean);
-            total += g;
-        }
-        for (int64_t j = 0; j < dim; j++) sum_weight[j] += grad[j] * ((row[j] - mean) * rstd);
-        if (n->bias)
-            for (int64_t j = 0; j < dim; j++) sum_bias[j] += grad[j];
-    } else {
-        for (int64_t j = 0; j < dim; j++) {
-            dot += grad[j] * (row[j] - mean);
-            total += grad[j];
-        }
-    }
-    const float slope = dot * rstd * rstd / (float)dim;
-    const float shift = n->centred ? total / (float)dim : 0.0f;
-    if (w)
-        for (int64_t j = 0; j < dim; j++) out[j] = rstd * (grad[j] * w[j] - shift - (row[j] - mean) * slope);
-    else
-        for (int64_t j = 0; j < dim; j++) out[j] = rstd * (grad[j] - shift - (row[j] - mean) * slope);
-}
-
-/* Room for the statistics of one row of each norm, where nobody wants to keep them. */
+/* A norm as loops want it: no branches inside. What is absent has mean 0, rstd 1, weight 1 and bias 0. */
 typedef struct {
-    float mean[3], rstd[3];
-} Room;
+    float mean, rstd;
+    const float *weight, *bias;
+} Affine;
 
-static inline void give_room(Norm *n, Room *room, int k) {
-    if (!n->stride) n->mean = &room->mean[k], n->rstd = &room->rstd[k];
+/* Rows of ones and zeros that stand for absent weights, gains and biases; they belong to one thread. */
+typedef struct {
+    const float *ones, *zeros;
+} Blank;
+
+static Blank make_blank(float *room, int64_t dim) {
+    for (int64_t j = 0; j < dim; j++) room[j] = 1.0f, room[dim + j] = 0.0f;
+    return (Blank){room, room + dim};
 }
 
-FAST static void norm_forward_rows(const NormCall *call, int64_t from, int64_t to) {
-    NormCall c = *call;
-    Room room;
-    give_room(&c.norm, &room, 0);
+static inline Affine affine(const Norm *n, Blank blank) {
+    return (Affine){0.0f, 1.0f, n->weight ? n->weight : blank.ones, n->bias ? n->bias : blank.zeros};
+}
+
+/* The same with a row's statistics, as they were kept. */
+static inline Affine affine_of_row(const Norm *n, Blank blank, int64_t i) {
+    Affine a = affine(n, blank);
+    if (n->present) {
+        a.mean = n->centred ? n->mean[i] : 0.0f;
+        a.rstd = n->rstd[i];
+    }
+    return a;
+}
+
+/* Statistics from the sum of a row and, once the mean is known, from that of the squares around it. */
+static inline float mean_from(const Norm *n, float sum, int64_t dim) { return n->centred ? sum / (float)dim : 0.0f; }
+
+static inline float keep_statistics(const Norm *n, float mean, float square, int64_t dim, int64_t i) {
+    const float rstd = 1.0f / sqrtf(square / (float)dim + n->eps);
+    if (n->stride) {
+        if (n->centred) n->mean[i] = mean;
+        n->rstd[i] = rstd;
+    }
+    return rstd;
+}
+
+/* What a norm's backward takes off every element: shift + (value - mean) * slope. */
+typedef struct {
+    float shift, slope;
+} Taken;
+
+static inline Taken taken(const Norm *n, const Affine *a, float dot, float total, int64_t dim) {
+    if (!n->present) return (Taken){0.0f, 0.0f};
+    return (Taken){n->centred ? total / (float)dim : 0.0f, dot * a->rstd * a->rstd / (float)dim};
+}
+
+FAST static void norm_forward_rows(const NormCall *c, int64_t from, int64_t to, float *room) {
+    const int64_t dim = c->dim;
+    const Norm *n = &c->norm;
+    Affine a = affine(n, make_blank(room, dim));
     for (int64_t i = from; i < to; i++) {
-        const float *row = c.x + i * c.dim;
-        statistics(row, c.dim, &c.norm, i);
-        apply(row, c.out + i * c.dim, c.dim, &c.norm, i);
+        const float *x = c->x + i * dim;
+        float *out = c->out + i * dim;
+        float sum = 0.0f, square = 0.0f;
+        if (n->centred) {
+#pragma omp simd reduction(+ : sum)
+            for (int64_t j = 0; j < dim; j++) sum += x[j];
+        }
+        const float mean = mean_from(n, sum, dim);
+#pragma omp simd reduction(+ : square)
+        for (int64_t j = 0; j < dim; j++) square += (x[j] - mean) * (x[j] - mean);
+        const float rstd = keep_statistics(n, mean, square, dim, i);
+#pragma omp simd
+        for (int64_t j = 0; j < dim; j++) out[j] = (x[j] - mean) * rstd * a.weight[j] + a.bias[j];
     }
 }
 
+/* sums: weight and bias; after them room for a blank. */
 FAST static void norm_backward_rows(const NormCall *c, int64_t from, int64_t to, float *sums) {
-    for (int64_t i = from; i < to; i++)
-        back(c->grad + i * c->dim, c->x + i * c->dim, c->out + i * c->dim, c->dim, &c->norm, i, sums, sums + c->dim);
-}
-
-/* s = g * X' + N_Y(Y'); X' and N_Y(Y') from x1 and y1 and their statistics. next may be null. */
-static inline void join(const StepCall *c, int64_t i, float *next, float *s) {
     const int64_t dim = c->dim;
-    const float *x1 = c->x1 + i * dim, *y1 = c->y1 + i * dim, *x = x1;
-    if (c->norm_x.present) {
-        apply(x1, next, dim, &c->norm_x, i);
-        x = next;
+    const Norm *n = &c->norm;
+    const Blank blank = make_blank(sums + 2 * dim, dim);
+    float *sum_weight = sums, *sum_bias = sums + dim;
+    for (int64_t i = from; i < to; i++) {
+        const float *grad = c->grad + i * dim, *x = c->x + i * dim;
+        float *out = c->out + i * dim;
+        const Affine a = affine_of_row(n, blank, i);
+        float dot = 0.0f, total = 0.0f;
+#pragma omp simd reduction(+ : dot, total)
+        for (int64_t j = 0; j < dim; j++) {
+            const float g = grad[j] * a.weight[j], centred = x[j] - a.mean;
+            dot += g * centred;
+            total += g;
+            sum_weight[j] += grad[j] * (centred * a.rstd);
+            sum_bias[j] += grad[j];
+        }
+        const Taken t = taken(n, &a, dot, total, dim);
+#pragma omp simd
+        for (int64_t j = 0; j < dim; j++)
+            out[j] = a.rstd * (grad[j] * a.weight[j] - t.shift - (x[j] - a.mean) * t.slope);
     }
-    apply(y1, s, dim, &c->norm_y, i);
-    if (c->gain)
-        for (int64_t j = 0; j < dim; j++) s[j] += x[j] * c->gain[j];
-    else
-        for (int64_t j = 0; j < dim; j++) s[j] += x[j];
 }
 
-FAST static void step_forward_rows(const StepCall *call, int64_t from, int64_t to) {
-    StepCall own = *call, *const c = &own;
+FAST static void step_forward_rows(const StepCall *c, int64_t from, int64_t to, float *room) {
     const int64_t dim = c->dim;
-    Room room;
-    give_room(&own.norm_x, &room, 0), give_room(&own.norm_y, &room, 1), give_room(&own.norm_in, &room, 2);
+    const float scale = c->scale;
+    const Norm *nx = &c->norm_x, *ny = &c->norm_y, *ni = &c->norm_in;
+    const Blank blank = make_blank(room, dim);
+    const float *gain = c->gain ? c->gain : blank.ones;
+    Affine ax = affine(nx, blank), ay = affine(ny, blank), ai = affine(ni, blank);
     for (int64_t i = from; i < to; i++) {
         const float *x = c->x + i * dim, *y = c->y + i * dim, *o = c->output + i * dim;
         float *x1 = c->x1 + i * dim, *y1 = c->y1 + i * dim, *h = c->h + i * dim;
+        float *next = nx->present ? c->next_x + i * dim : x1;
+        float sum_x = 0.0f, sum_y = 0.0f, sum_s = 0.0f, square_x = 0.0f, square_y = 0.0f, square_s = 0.0f;
+#pragma omp simd reduction(+ : sum_x, sum_y)
         for (int64_t j = 0; j < dim; j++) {
-            x1[j] = x[j] + c->scale * o[j];
+            x1[j] = x[j] + scale * o[j];
             y1[j] = y[j] + o[j];
+            sum_x += x1[j];
+            sum_y += y1[j];
         }
-        if (c->norm_x.present) statistics(x1, dim, &c->norm_x, i);
-        statistics(y1, dim, &c->norm_y, i);
-        join(c, i, c->norm_x.present ? c->next_x + i * dim : x1, h);
-        if (c->norm_in.present) {
-            statistics(h, dim, &c->norm_in, i);
-            apply(h, h, dim, &c->norm_in, i);
+        ax.mean = nx->present ? mean_from(nx, sum_x, dim) : 0.0f;
+        ay.mean = mean_from(ny, sum_y, dim);
+#pragma omp simd reduction(+ : square_x, square_y)
+        for (int64_t j = 0; j < dim; j++) {
+            square_x += (x1[j] - ax.mean) * (x1[j] - ax.mean);
+            square_y += (y1[j] - ay.mean) * (y1[j] - ay.mean);
         }
+        if (nx->present) ax.rstd = keep_statistics(nx, ax.mean, square_x, dim, i);
+        ay.rstd = keep_statistics(ny, ay.mean, square_y, dim, i);
+#pragma omp simd reduction(+ : sum_s)
+        for (int64_t j = 0; j < dim; j++) {
+            const float seen = (x1[j] - ax.mean) * ax.rstd * ax.weight[j] + ax.bias[j];
+            next[j] = seen;
+            h[j] = (y1[j] - ay.mean) * ay.rstd * ay.weight[j] + ay.bias[j] + seen * gain[j];
+            sum_s += h[j];
+        }
+        if (!ni->present) continue;
+        ai.mean = mean_from(ni, sum_s, dim);
+#pragma omp simd reduction(+ : square_s)
+        for (int64_t j = 0; j < dim; j++) square_s += (h[j] - ai.mean) * (h[j] - ai.mean);
+        ai.rstd = keep_statistics(ni, ai.mean, square_s, dim, i);
+#pragma omp simd
+        for (int64_t j = 0; j < dim; j++) h[j] = (h[j] - ai.mean) * ai.rstd * ai.weight[j] + ai.bias[j];
     }
 }
 
 /* h again, from x1, y1 and the statistics. */
-FAST static void step_again_rows(const StepCall *c, int64_t from, int64_t to, float *scratch) {
+FAST static void step_again_rows(const StepCall *c, int64_t from, int64_t to, float *room) {
+    const int64_t dim = c->dim;
+    const Blank blank = make_blank(room, dim);
+    const float *gain = c->gain ? c->gain : blank.ones;
     for (int64_t i = from; i < to; i++) {
-        float *h = c->h + i * c->dim;
-        join(c, i, scratch, h);
-        if (c->norm_in.present) apply(h, h, c->dim, &c->norm_in, i);
+        const float *x1 = c->x1 + i * dim, *y1 = c->y1 + i * dim;
+        float *h = c->h + i * dim;
+        const Affine ax = affine_of_row(&c->norm_x, blank, i), ay = affine_of_row(&c->norm_y, blank, i);
+        const Affine ai = affine_of_row(&c->norm_in, blank, i);
+#pragma omp simd
+        for (int64_t j = 0; j < dim; j++) {
+            const float seen = (x1[j] - ax.mean) * ax.rstd * ax.weight[j] + ax.bias[j];
+            const float s = (y1[j] - ay.mean) * ay.rstd * ay.weight[j] + ay.bias[j] + seen * gain[j];
+            h[j] = (s - ai.mean) * ai.rstd * ai.weight[j] + ai.bias[j];
+        }
     }
 }
 
-/* sums: weight and bias of N_X, N_Y and N_in, then g; after them three rows of scratch. */
+/* sums: weight and bias of N_X, N_Y and N_in, then g; after them room for a blank and three rows of scratch. */
 FAST static void step_backward_rows(const StepCall *c, int64_t from, int64_t to, float *sums) {
     const int64_t dim = c->dim;
-    float *next = sums + 7 * dim, *s = next + dim, *grad_s = s + dim;
+    const float scale = c->scale;
+    const Norm *nx = &c->norm_x, *ny = &c->norm_y, *ni = &c->norm_in;
+    const Blank blank = make_blank(sums + 7 * dim, dim);
+    const float *gain = c->gain ? c->gain : blank.ones;
+    float *weight_x = sums, *bias_x = sums + dim, *weight_y = sums + 2 * dim, *bias_y = sums + 3 * dim;
+    float *weight_in = sums + 4 * dim, *bias_in = sums + 5 * dim, *sum_gain = sums + 6 * dim;
+    float *s = sums + 9 * dim, *grad_s = s + dim, *grad_x = grad_s + dim;
     for (int64_t i = from; i < to; i++) {
         const float *x1 = c->x1 + i * dim, *y1 = c->y1 + i * dim;
         const float *gx = c->grad_x + i * dim, *gy = c->grad_y + i * dim, *gh = c->grad_h + i * dim;
         float *ox = c->out_x + i * dim, *oy = c->out_y + i * dim, *oo = c->out_output + i * dim;
-        const float *gs = gh;
-        if (c->norm_in.present || c->gain) join(c, i, next, s);
-        if (c->norm_in.present) {
-            back(gh, s, grad_s, dim, &c->norm_in, i, sums + 4 * dim, sums + 5 * dim);
-            gs = grad_s;
+        const Affine ax = affine_of_row(nx, blank, i), ay = affine_of_row(ny, blank, i);
+        const Affine ai = affine_of_row(ni, blank, i);
+        float dot = 0.0f, total = 0.0f, dot_x = 0.0f, total_x = 0.0f, dot_y = 0.0f, total_y = 0.0f;
+        if (ni->present) {
+#pragma omp simd reduction(+ : dot, total)
+            for (int64_t j = 0; j < dim; j++) {
+                const float seen = (x1[j] - ax.mean) * ax.rstd * ax.weight[j] + ax.bias[j];
+                const float normed = (y1[j] - ay.mean) * ay.rstd * ay.weight[j] + ay.bias[j];
+                const float centred = normed + seen * gain[j] - ai.mean, g = gh[j] * ai.weight[j];
+                s[j] = centred;
+                dot += g * centred;
+                total += g;
+                weight_in[j] += gh[j] * (centred * ai.rstd);
+                bias_in[j] += gh[j];
+            }
         }
-        back(gs, y1, oy, dim, &c->norm_y, i, sums + 2 * dim, sums + 3 * dim);
-        for (int64_t j = 0; j < dim; j++) oy[j] += gy[j];
+        const Taken ti = taken(ni, &ai, dot, total, dim);
+#pragma omp simd reduction(+ : dot_x, total_x, dot_y, total_y)
+        for (int64_t j = 0; j < dim; j++) {
+            const float gs = ai.rstd * (gh[j] * ai.weight[j] - ti.shift - s[j] * ti.slope);
+            const float gx1 = gx[j] + gs * gain[j], from_y = gs * ay.weight[j], from_x = gx1 * ax.weight[j];
+            const float centred_y = y1[j] - ay.mean, centred_x = x1[j] - ax.mean;
+            grad_s[j] = from_y;
+            grad_x[j] = from_x;
+            dot_y += from_y * centred_y;
+            total_y += from_y;
+            dot_x += from_x * centred_x;
+            total_x += from_x;
+            weight_y[j] += gs * (centred_y * ay.rstd);
+            bias_y[j] += gs;
+            weight_x[j] += gx1 * (centred_x * ax.rstd);
+            bias_x[j] += gx1;
+        }
         if (c->gain) {
-            const float *x = c->norm_x.present ? next : x1;
-            float *sum = sums + 6 * dim;
-            for (int64_t j = 0; j < dim; j++) sum[j] += gs[j] * x[j];
-            for (int64_t j = 0; j < dim; j++) ox[j] = gx[j] + gs[j] * c->gain[j];
-        } else {
-            for (int64_t j = 0; j < dim; j++) ox[j] = gx[j] + gs[j];
+            for (int64_t j = 0; j < dim; j++) {
+                const float gs = ai.rstd * (gh[j] * ai.weight[j] - ti.shift - s[j] * ti.slope);
+                sum_gain[j] += gs * ((x1[j] - ax.mean) * ax.rstd * ax.weight[j] + ax.bias[j]);
+            }
         }
-        if (c->norm_x.present) back(ox, x1, ox, dim, &c->norm_x, i, sums, sums + dim);
-        for (int64_t j = 0; j < dim; j++) oo[j] = oy[j] + c->scale * ox[j];
+        const Taken ty = taken(ny, &ay, dot_y, total_y, dim), tx = taken(nx, &ax, dot_x, total_x, dim);
+#pragma omp simd
+        for (int64_t j = 0; j < dim; j++) {
+            oy[j] = ay.rstd * (grad_s[j] - ty.shift - (y1[j] - ay.mean) * ty.slope) + gy[j];
+            ox[j] = ax.rstd * (grad_x[j] - tx.shift - (x1[j] - ax.mean) * tx.slope);
+            oo[j] = oy[j] + scale * ox[j];
+        }
     }
 }
 
@@ -213,17 +282,21 @@ int siamesenorm_version(void) { return KERNELS_VERSION; }
 
 int siamesenorm_norm_forward(const NormCall *c) {
     const int parts = threads_for(c->rows, c->dim, c->threads);
+    const int64_t stride = 2 * c->dim + 16;
+    float *room = malloc((size_t)parts * (size_t)stride * sizeof(float));
+    if (!room) return 1;
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
     for (int p = 0; p < parts; p++) {
         SPLIT(c->rows, parts, p, from, to);
-        norm_forward_rows(c, from, to);
+        norm_forward_rows(c, from, to, room + p * stride);
     }
+    free(room);
     return 0;
 }
 
 int siamesenorm_norm_backward(const NormCall *c) {
     const int parts = threads_for(c->rows, c->dim, c->threads);
-    const int64_t stride = 2 * c->dim + 16;
+    const int64_t stride = 4 * c->dim + 16;
     float *sums = calloc((size_t)parts * (size_t)stride, sizeof(float));
     if (!sums) return 1;
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
@@ -239,31 +312,35 @@ int siamesenorm_norm_backward(const NormCall *c) {
 
 int siamesenorm_step_forward(const StepCall *c) {
     const int parts = threads_for(c->rows, c->dim, c->threads);
+    const int64_t stride = 2 * c->dim + 16;
+    float *room = malloc((size_t)parts * (size_t)stride * sizeof(float));
+    if (!room) return 1;
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
     for (int p = 0; p < parts; p++) {
         SPLIT(c->rows, parts, p, from, to);
-        step_forward_rows(c, from, to);
+        step_forward_rows(c, from, to, room + p * stride);
     }
+    free(room);
     return 0;
 }
 
 int siamesenorm_step_again(const StepCall *c) {
     const int parts = threads_for(c->rows, c->dim, c->threads);
-    const int64_t stride = c->dim + 16;
-    float *scratch = malloc((size_t)parts * (size_t)stride * sizeof(float));
-    if (!scratch) return 1;
+    const int64_t stride = 2 * c->dim + 16;
+    float *room = malloc((size_t)parts * (size_t)stride * sizeof(float));
+    if (!room) return 1;
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
     for (int p = 0; p < parts; p++) {
         SPLIT(c->rows, parts, p, from, to);
-        step_again_rows(c, from, to, scratch + p * stride);
+        step_again_rows(c, from, to, room + p * stride);
     }
-    free(scratch);
+    free(room);
     return 0;
 }
 
 int siamesenorm_step_backward(const StepCall *c) {
     const int parts = threads_for(c->rows, c->dim, c->threads);
-    const int64_t dim = c->dim, stride = 10 * dim + 16;
+    const int64_t dim = c->dim, stride = 12 * dim + 16;
     float *sums = calloc((size_t)parts * (size_t)stride, sizeof(float));
     if (!sums) return 1;
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)

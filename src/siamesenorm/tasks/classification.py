@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file, write_json
+from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.loader import TestImages, TrainingImages
 from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm, seeded
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform, per_channel
@@ -111,6 +112,11 @@ class ClassificationTask(ImageTask):
         """Cross-entropy with the labels, mixed and smoothed where asked for, and with the teacher's answer."""
         images, target = batch["image"], batch["label"]
         if self.mixer is not None:
+            if len(images) % 2:  # the configuration was checked without knowing how many processes share a batch
+                raise DataError(
+                    f"train.batch_size = {self.batch_size} is not allowed; mixing takes even parts of a batch, "
+                    f"and a process has {len(images)}"
+                )
             with seeded(int(torch.randint(2**62, ()))):  # the engine has seeded torch for this step and process
                 images, target = self.mixer(images.clone(), target)
         output: Tensor | tuple[Tensor, Tensor] = model(images)

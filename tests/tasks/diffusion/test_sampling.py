@@ -80,6 +80,11 @@ def test_an_exact_flow_gives_the_distribution_back():
     check_distribution(sample(denoise, LABELS, SHAPE, process, Sampler("euler", 100), seed=1).images, std_error=0.03)
 
 
+def tilted_mean(x, t, y):
+    """`tilted` without the variances."""
+    return tilted(x, t, y)[:, : x.shape[1]]
+
+
 def tilted(x, t, y):
     """A model with variances whose answer depends on the label; 9 is nobody's."""
     answer = 0.1 * x + (y.view(-1, 1, 1, 1) == 9) - 0.2 * (y.view(-1, 1, 1, 1) == 3)
@@ -129,12 +134,23 @@ def test_frames_run_from_the_noise_to_the_sample():
     assert found.frames[0].std() > found.frames[1].std() > found.frames[3].std()
 
 
+@pytest.mark.parametrize("timesteps", [2, 10])
+@pytest.mark.parametrize("name", ["ddpm", "ddim", "dpm"])
+def test_a_short_process_is_sampled_in_all_its_steps(name, timesteps):
+    process, told = Process("velocity", timesteps=timesteps, learn_sigma=False), []
+    found = sample(tilted_mean, LABELS[:2], SHAPE, process, Sampler(name), progress=told.append)
+    assert len(told) == timesteps - (name == "dpm")
+    assert found.images.isfinite().all()
+
+
 def test_samplers_refuse_what_they_cannot_do():
     with pytest.raises(DataError, match="'heun' is not known; it takes one of ddpm, ddim, dpm, euler"):
         Sampler("heun")
     with pytest.raises(DataError, match="'ddim' is not allowed for flow; it takes euler"):
         sample(tilted, LABELS, SHAPE, Process("flow", learn_sigma=False), Sampler("ddim"))
-    with pytest.raises(DataError, match="steps: 2000 is not allowed; it takes 1 to 1000"):
-        sample(tilted, LABELS, SHAPE, Process(), Sampler("ddpm", 2000))
+    for name, most in (("ddpm", 1000), ("ddim", 1000), ("dpm", 999)):
+        Sampler(name, most).check(Process())
+        with pytest.raises(DataError, match=f"steps: {most + 1} is not allowed; {name} takes 1 to {most} of 1000"):
+            sample(tilted, LABELS, SHAPE, Process(), Sampler(name, most + 1))
     with pytest.raises(DataError, match=r"guidance: 2\.0 is not allowed; a model that saw every label takes 1"):
         sample(tilted, LABELS, SHAPE, Process(), Sampler("ddpm", 5, guidance=2.0))

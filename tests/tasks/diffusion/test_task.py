@@ -144,7 +144,11 @@ def test_what_does_not_fit_is_refused_in_one_sentence():
             ["evaluation.samples=9", "guidance=2.0", "class_dropout=0"],
             "guidance = 2.0 is not allowed with model.class_dropout = 0",
         ),
-        (["evaluation.samples=9", "sampler=euler"], "'euler' is not allowed for epsilon; it takes ddpm, ddim, dpm"),
+        (["evaluation.samples=9", "sampler=euler"], "evaluation.sampler: 'euler' is not allowed for epsilon; it takes"),
+        (
+            ["diffusion.timesteps=9", "sampling_steps=9"],
+            "sampling_steps: 9 is not allowed; dpm takes 1 to 8",
+        ),
         (["diffusion.schedule=wave"], "schedule"),
     ):
         with pytest.raises((ConfigError, ValueError), match="is not") as error:

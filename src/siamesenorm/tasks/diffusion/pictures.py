@@ -73,7 +73,7 @@ def save_png(picture: Images, path: Path) -> None:
 
 def save_each(images: Images, labels: NDArray[np.int64], names: Sequence[str], target: Path) -> None:
     """Every image: into an .npz with arr_0 (images) and arr_1 (labels), or as target/CLASS/NUMBER.png."""
-    if target.suffix == ".npz":
+    if target.suffix.lower() == ".npz":
         content = io.BytesIO()
         np.savez(content, arr_0=images, arr_1=labels)
         with whole_file(target) as file:

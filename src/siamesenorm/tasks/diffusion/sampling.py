@@ -34,9 +34,9 @@ OFFICIAL_CHANNELS = 3
 class Sampler:
     """How to sample: ``Sampler("ddim", steps=50, guidance=2.0)``.
 
-    steps: None takes the sampler's usual number. guidance: 1 is none. guidance_channels: how many of the first
-    channels are guided, None all. clip: hold predicted images within ±1 on the way (not euler), for pixels: at the
-    noisiest timesteps small errors of a model are large ones of its image.
+    steps: None takes the sampler's usual number, or all timesteps where there are fewer. guidance: 1 is none.
+    guidance_channels: how many of the first channels are guided, None all. clip: hold predicted images within ±1 on
+    the way (not euler), for pixels: at the noisiest timesteps small errors of a model are large ones of its image.
     """
 
     name: SamplerName = "ddpm"
@@ -61,13 +61,21 @@ class Sampler:
         if flow != (self.name == "euler"):
             allowed = "euler" if flow else ", ".join(name for name in STEPS if name != "euler")
             raise DataError(f"sampler: {self.name!r} is not allowed for {process.prediction}; it takes {allowed}")
-        if not flow and self.number > process.timesteps:
-            raise DataError(f"steps: {self.number} is not allowed; it takes 1 to {process.timesteps}")
+        if self.steps is not None and self.steps > self.most_steps(process):
+            raise DataError(
+                f"steps: {self.steps} is not allowed; {self.name} takes 1 to {self.most_steps(process)} "
+                f"of {process.timesteps} timesteps"
+            )
 
-    @property
-    def number(self) -> int:
-        """Steps, resolved."""
-        return self.steps or STEPS[self.name]
+    def steps_for(self, process: Process) -> int:
+        """Steps, resolved: the usual number is no more than a process allows."""
+        return self.steps or int(min(STEPS[self.name], self.most_steps(process)))
+
+    def most_steps(self, process: Process) -> float:
+        """A flow's time can be cut into any number; DPM-Solver's timesteps would fall together in the last one."""
+        if process.prediction == "flow":
+            return math.inf
+        return process.timesteps - (self.name == "dpm")
 
 
 def usual_sampler(process: Process) -> SamplerName:
@@ -148,10 +156,10 @@ def guided(
 
 def make_scheduler(process: Process, sampler: Sampler) -> Any:
     """diffusers' scheduler with its timesteps set."""
-    schedulers = import_schedulers()
+    schedulers, steps = import_schedulers(), sampler.steps_for(process)
     if sampler.name == "euler":
         flow = schedulers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=FLOW_TIMESTEPS, shift=1.0)
-        flow.set_timesteps(sigmas=torch.linspace(1, 1 / sampler.number, sampler.number).tolist())
+        flow.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist())
         return flow
     common: dict[str, Any] = {
         "num_train_timesteps": process.timesteps,
@@ -172,7 +180,7 @@ def make_scheduler(process: Process, sampler: Sampler) -> Any:
         made = schedulers.DPMSolverMultistepScheduler(
             **common, algorithm_type="dpmsolver++", solver_order=2, thresholding=sampler.clip, sample_max_value=1.0
         )
-    made.set_timesteps(sampler.number)
+    made.set_timesteps(steps)
     return made
 
 

@@ -61,7 +61,10 @@ class DiffusionTask(ImageTask):
             raise ValueError(
                 f"evaluation.guidance = {evaluation.guidance} is not allowed with model.class_dropout = 0; it takes 1"
             )
-        evaluation_sampler(evaluation, process).check(process)
+        try:
+            evaluation_sampler(evaluation, process).check(process)
+        except DataError as error:  # it speaks of a sampler's fields, steps among them
+            raise ValueError(f"evaluation.{str(error).replace('steps:', 'sampling_steps:', 1)}") from None
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

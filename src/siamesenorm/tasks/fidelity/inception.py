@@ -169,7 +169,8 @@ class FIDInception(nn.Module):
         x = self.Mixed_6a(self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(x))))
         x = self.Mixed_6c(self.Mixed_6b(x))
         x = self.Mixed_6d(x)
-        spatial = x[:, :SPATIAL_CHANNELS].flatten(1)  # mixed_6/conv is the first branch of Mixed_6d
+        # mixed_6/conv is the first branch of Mixed_6d; channels come last, as in the graph and in ADM's statistics.
+        spatial = x[:, :SPATIAL_CHANNELS].permute(0, 2, 3, 1).flatten(1)
         x = self.Mixed_7c(self.Mixed_7b(self.Mixed_7a(self.Mixed_6e(x))))
         pool = x.mean((2, 3))
         logits = F.linear(pool, self.fc.weight)  # Inception scores are taken without the bias

@@ -45,7 +45,7 @@ def open_pictures(source: str | Path) -> Pictures:
     path = Path(source)
     if path.is_dir():
         return _folder(path)
-    if path.is_file() and path.suffix == ".npz":
+    if path.is_file() and path.suffix.lower() == ".npz":
         return _archive(path)
     raise DataError(
         f"pictures: {str(source)!r} is not allowed; it takes a folder of images or an .npz with an array {ARRAY}"

@@ -21,7 +21,8 @@ from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.errors import DataError
 from siamesenorm.tasks.fidelity.statistics import Gaussian
 
-FORMAT = "siamesenorm-fidelity-1"
+FORMAT = "siamesenorm-fidelity-2"
+"""Raised when a feature changes its meaning or place: spatial ones had their channels first in 1."""
 SUFFIXES = (".safetensors", ".npz")
 
 
@@ -116,7 +117,7 @@ def _read_safetensors(path: Path) -> Reference:
     with safe_open(path, framework="pt") as file:
         facts = file.metadata() or {}
         if facts.get("format") != FORMAT:
-            raise DataError(f"statistics: {str(path)!r} was not written by --save-stats")
+            raise DataError(f"statistics: {str(path)!r} was not written by --save-stats, or by that of another version")
         names = set(file.keys())
         spatial = None
         if "spatial_mean" in names:
