@@ -36,6 +36,7 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import Loop
 from siamesenorm.train.recipes import resolve
+from siamesenorm.train.speed import Peak
 
 RESULT = Path(__file__).parent / "results" / "engine.json"
 SHAPES = {
@@ -79,7 +80,7 @@ def engine_loop(config: RunConfig, folder: Path) -> tuple[Callable[[], None], Lo
     run.begin(config, "auto")
     loop = Loop(config, find_task(config.task)(config), run, World(), QuietDisplay())
     loop.restore()
-    loop.peak = 1e12
+    loop.recorder.peak = Peak(1e12)
 
     def step() -> None:
         assert loop.take_step() is None
