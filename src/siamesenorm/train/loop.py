@@ -10,11 +10,12 @@ import contextlib
 import math
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.tasks import Task, find_task
+from siamesenorm.tasks import find_task
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import Display, QuietDisplay
@@ -68,10 +69,11 @@ def train(
         if done.get("state") in ("finished", "diverged"):
             return _finished(run, done)
         with contextlib.ExitStack() as stack:
-            if world.is_main:
-                stack.enter_context(run.locked())
+            _together(world, lambda: stack.enter_context(run.locked()))
+            engine = Engine(config, task, world)  # finds what does not fit model or world, before anything is written
+            stack.callback(engine.close)
             _together(world, lambda: run.begin(config, mode))
-            loop = Loop(config, task, run, world, display or QuietDisplay())
+            loop = Loop(engine, run, display or QuietDisplay())
             stack.callback(loop.close)
             return loop.run()
     finally:
@@ -84,7 +86,7 @@ def _check(run: RunFolder, config: RunConfig, mode: Mode) -> None:
     check_trackers(config.logging)
 
 
-def _together(world: World, action: Any) -> None:
+def _together(world: World, action: Callable[[], object]) -> None:
     """Let the main process act, and all fail if it does."""
     problem: str | None = None
     if world.is_main:
@@ -105,9 +107,9 @@ def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
 class Loop:
     """One process's part of a run."""
 
-    def __init__(self, config: RunConfig, task: Task, run: RunFolder, world: World, display: Display) -> None:
-        self.config, self.task, self.folder, self.world = config, task, run, world
-        self.engine = Engine(config, task, world)
+    def __init__(self, engine: Engine, run: RunFolder, display: Display) -> None:
+        config, task, world = engine.config, engine.task, engine.world
+        self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
         self.recorder = Recorder(config, task, run, world, display)
         self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss())
         self.store = CheckpointStore(
@@ -121,7 +123,6 @@ class Loop:
     def close(self) -> None:
         """Let go of files and threads, however the run ended."""
         self.store.finish()
-        self.engine.close()
         self.recorder.close()
 
     # The run ---------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ class Loop:
         if verdict.kind == "spike" and action == "go_on":
             self._note("spike", f"step {step}: {verdict.message}", step)
             return action
-        layer = locate(self.engine.model, verdict, lambda: self.engine.gradients(step))
+        layer = locate(self.engine.model, verdict, lambda: self.engine.gradients(step), self.world)
         where = "" if layer is None else f" ({layer})"
         self._note(verdict.kind, f"step {step}: {verdict.message}{where}; policy: {action}", step)
         return action
