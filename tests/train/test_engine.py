@@ -136,7 +136,7 @@ def drifting(average: WeightAverage, module: torch.nn.Linear, steps: int) -> lis
 
 
 def test_average_with_warm_up_has_its_closed_form():
-    """While the decay rises, weights of step i count C(i + 8, 8) / C(S + 9, 9): a power of i, the first ones nothing."""
+    """While the decay rises, step i counts C(i + 8, 8) / C(S + 9, 9): a power of i, so that first ones fade."""
     module = torch.nn.Linear(3, 2).double()
     average, steps = WeightAverage(module, 0.999), 40
     values = drifting(average, module, steps)

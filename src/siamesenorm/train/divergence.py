@@ -113,9 +113,7 @@ class DivergenceMonitor:
         self.rollbacks = int(state.get("rollbacks", 0))
 
 
-def locate(
-    model: nn.Module, verdict: Verdict, again: Callable[[], object], world: World | None = None
-) -> str | None:
+def locate(model: nn.Module, verdict: Verdict, again: Callable[[], object], world: World | None = None) -> str | None:
     """The layer where it began: the first activation that is no number, a parameter, or the gradient nearest the loss.
 
     again: computes loss and gradients of the step's data once more. Of a spike, the parameter with the largest

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from siamesenorm.train.parallel import by_mesh
 
-
 LAG = 9
-"""The warm-up's average reaches back over a ninth of the steps so far; (1 + t) / (10 + t) in code that counts from 0."""
+"""A rising average reaches back over a ninth of the steps so far; (1 + t) / (10 + t) in code that counts from 0."""
 
 
 def decay_at(step: int, decay: float, warmup: bool) -> float:
