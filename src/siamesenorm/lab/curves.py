@@ -110,6 +110,7 @@ def shown_first(lines: Mapping[Line, Sequence[Run]], analysis: Analysis) -> set[
 
 def held_out_curves(records: Records, metric: str) -> Figure:
     """A held-out number over steps, means over seeds."""
+    lines = by_steps(records, metric)
     data = [
         {
             "mode": "lines+markers",
@@ -122,9 +123,9 @@ def held_out_curves(records: Records, metric: str) -> Figure:
                 "width": 2,
             },
         }
-        for line in by_steps(records, metric)
+        for line in lines
     ]
-    scale = log_axis(value for line in data for value in line["y"])
+    scale = log_axis(value for line in lines for value in line.values.values())
     layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": metric}, **scale}}
     return {"data": data, "layout": layout}
 

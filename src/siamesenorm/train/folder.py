@@ -30,7 +30,7 @@ from siamesenorm.train.yaml import write_yaml
 
 CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
 CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
-EXTRAS = ("wandb.json", "tokenizer.json", "images.json", "evaluation.json", "confusion.csv")
+EXTRAS = ("wandb.json", "tokenizer.json", "tokenizer_config.json", "images.json", "evaluation.json", "confusion.csv")
 OWN = (STATUS, METRICS, EVENTS, CHECKPOINTS, WEIGHTS, TENSORBOARD, *EXTRAS)
 """What --restart removes; the configuration is written over."""
 LOCK = ".lock"
