@@ -33,9 +33,11 @@ from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import QuietDisplay
 from siamesenorm.train.distributed import World
+from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import Loop
 from siamesenorm.train.recipes import resolve
+from siamesenorm.train.speed import Peak
 
 RESULT = Path(__file__).parent / "results" / "engine.json"
 SHAPES = {
@@ -77,9 +79,9 @@ def engine_loop(config: RunConfig, folder: Path) -> tuple[Callable[[], None], Lo
     """Steps of the engine, as `siamesenorm train` takes them."""
     run = RunFolder(folder)
     run.begin(config, "auto")
-    loop = Loop(config, find_task(config.task)(config), run, World(), QuietDisplay())
+    loop = Loop(Engine(config, find_task(config.task)(config), World()), run, QuietDisplay())
     loop.restore()
-    loop.peak = 1e12
+    loop.recorder.peak = Peak(1e12)
 
     def step() -> None:
         assert loop.take_step() is None
@@ -142,6 +144,7 @@ def main() -> None:
             engine, loop = engine_loop(config, Path(folder))
             result = interleave(bare_loop(config), engine, args.rounds, args.steps)
             loop.close()
+            loop.engine.close()
         report["shapes"][name] = result
         for kind, row in result.items():
             print(

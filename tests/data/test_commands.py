@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from siamesenorm.cli import main
 from siamesenorm.commands.data import app
 
 
@@ -70,10 +71,19 @@ def test_a_note_when_nothing_is_held_out(tmp_path):
         (["tokenizer", "python-docs", "-o", "{out}.json", "--megabytes", "0"], "megabytes: 0.0 is not allowed"),
     ],
 )
-def test_bad_input_is_one_sentence_and_two(tmp_path, arguments, message):
-    done = run(*(argument.replace("{out}", str(tmp_path / "out")) for argument in arguments))
-    assert done.exit_code == 2
-    assert done.stderr.startswith("siamesenorm: ")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_bad_input_is_one_sentence_and_two(tmp_path, arguments, message, capsys):
+    assert main(["data", *(argument.replace("{out}", str(tmp_path / "out")) for argument in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("siamesenorm: ")
+    assert message in error
+    assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_failing_machine_is_one_sentence_and_one(tmp_path, monkeypatch, capsys):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("siamesenorm.data.preparation.prepare", full)
+    assert main(["data", "prepare", "python-docs", "-o", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == "siamesenorm: [Errno 28] No space left on device\n"

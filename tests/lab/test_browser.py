@@ -84,6 +84,22 @@ def test_a_cell_without_a_number_says_so_in_its_own_place(tmp_path, browser):
     assert browser.evaluate(f"{plot('heat-map')}.textContent").count("diverged") == 1
 
 
+def test_the_grid_is_readable_on_a_phone(browser, report):
+    """Without the bar of colours, which its numbers make superfluous, and no text over another."""
+    browser.open(report, width=390)
+    assert browser.evaluate(f"{plot('heat-map')}.querySelectorAll('.colorbar').length") == 0
+    names = f"[...{plot('heat-map')}.querySelectorAll('.heatmap-label, .annotation-text')]"
+    boxes = browser.evaluate(
+        f"{names}.map(n => n.getBoundingClientRect()).map(b => [b.left, b.top, b.right, b.bottom])"
+    )
+    assert boxes
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        for other in boxes[:number]:
+            assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+    browser.open(report)
+    assert browser.evaluate(f"{plot('heat-map')}.querySelectorAll('.colorbar').length") == 1
+
+
 def test_strings_of_users_stay_text(browser, report):
     browser.open(report)
     assert browser.evaluate("window.hacked") is None

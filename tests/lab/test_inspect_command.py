@@ -169,6 +169,15 @@ def test_figures_are_json_and_have_every_stream(topology):
     assert drawn["rms"]["data"][0]["y"] == list(found.rms[found.streams[0]])
 
 
+def test_a_shallow_model_has_whole_numbers_on_its_axes_and_no_sublayer_in_both_lists():
+    found = inspect(tiny_lm("siamese"), ids(1, 6))
+    axes = {plot.name: plot.figure["layout"]["xaxis"] for plot in plots(found)}
+    assert {axis["dtick"] for axis in axes.values()} == {1}
+    told = dict(terminal.notes(found))
+    most, least = (re.findall(r"\d+ \w+", told[f"needed {end}"]) for end in ("most", "least"))
+    assert sorted([*most, *least]) == sorted(sublayer.label for sublayer in found.sublayers)
+
+
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_tables_fit_the_terminal(width):
     console = Console(width=width, record=True, file=io.StringIO())

@@ -8,17 +8,19 @@ import re
 import xml.etree.ElementTree
 
 import pytest
+from rich.console import Console
 
 from siamesenorm.cli import main
 from siamesenorm.lab.curves import loss_curves
 from siamesenorm.lab.export import export_figures, parse_formats
-from siamesenorm.lab.figures import by_setting, differences, heat_map
-from siamesenorm.lab.page import Page, label, script_json
+from siamesenorm.lab.figures import by_learning_rate, by_setting, differences, heat_map
+from siamesenorm.lab.page import Page, breakable, label, script_json
 from siamesenorm.lab.presets import PRESETS
 from siamesenorm.lab.records import find_runs, read_records
 from siamesenorm.lab.report import write_report
 from siamesenorm.lab.report_page import what_ran
 from siamesenorm.lab.statistics import analyse
+from siamesenorm.lab.tables import scores
 from siamesenorm.train.errors import ConfigError
 
 from .folders import FACTS, write_grid, write_run
@@ -242,6 +244,43 @@ def test_a_missing_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"siamesenorm\[plot\]"):
         parse_formats("png")
+
+
+def test_crosses_of_topologies_that_failed_at_one_rate_do_not_hide_each_other(tmp_path):
+    write_grid(tmp_path, {**SCORES, ("siamese", 1e-1): [None], ("pre", 1e-1): [None], ("post", 1e-1): [None]})
+    records = read_records(find_runs([tmp_path]))
+    figure = by_learning_rate(records, analyse(records, baseline="pre"))
+    crosses = [line for line in figure["data"] if line["mode"] == "markers"]
+    assert len({line["y"][0] for line in crosses}) == 3
+    (note,) = figure["layout"]["annotations"]
+    assert note["y"] == max(line["y"][0] for line in crosses)
+    assert min(line["y"][0] for line in crosses) > figure["layout"]["shapes"][0]["y0"] > 2.9
+
+
+@pytest.mark.parametrize(("highest", "ticks"), [(9.0, None), (90.0, "D2")])
+def test_losses_of_more_than_a_decade_have_ticks_that_cannot_be_misread(tmp_path, highest, ticks):
+    write_run(tmp_path, losses=[highest, *[2.0] * 39])
+    records = read_records(find_runs([tmp_path]))
+    axis = loss_curves(records, analyse(records))["layout"]["yaxis"]
+    assert axis["type"] == "log"
+    assert axis.get("dtick") == ticks
+
+
+def test_long_names_may_be_broken_between_options():
+    assert breakable("siamese:x=a,y=<b>") == "siamese:<wbr>x=a,<wbr>y=&lt;b&gt;"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_number_of_the_table_is_cut_off_on_a_narrow_terminal(tmp_path, width):
+    rates = {("siamese:depth_scaling=none,input_norm=false", lr): [2.5, None, 2.25] for lr in (1e-3, 1e-2)}
+    write_grid(tmp_path, rates)
+    records = read_records(find_runs([tmp_path]))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(scores(records, analyse(records)))
+    text = console.export_text()
+    assert "…" not in text
+    assert text.count("2.3750 ± 0.1768") == text.count("diverged)") == 2
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_the_page_says_what_all_runs_were(grid, tmp_path):

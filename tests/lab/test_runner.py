@@ -187,6 +187,7 @@ def test_data_that_changed_under_its_name_is_noticed(tmp_path):
         (["--text", "nowhere.txt"], "'nowhere.txt' is neither a file nor a folder"),
         (["--text", "nowhere.txt", "--set", "blocks=0"], "model.blocks"),
         (["--figures", "gif"], "--figures: 'gif'"),
+        (["--baseline", "span"], "--baseline: 'span' is not compared; it takes one of pre, post, siamese"),
         (["--engine", "slurm"], "--engine: 'slurm' is not known; it takes one of local, ray"),
         (["--recipe", "nothing"], "unknown name 'nothing'"),
     ],

@@ -186,6 +186,10 @@ def test_the_harness_gets_greedy_answers_up_to_a_stop():
     assert whole
     for until in (whole[1:], [whole[1:], "never said"]):
         assert adapter.generate_until([Request(prompt, {"until": until, "max_gen_toks": 8})]) == [whole[:1]]
+    copied = torch.nn.Module()  # as DDP holds it
+    copied.module = model
+    adapter = make_adapter(object, copied, tokenizer, 32)
+    assert adapter.generate_until([Request(prompt, {"max_gen_toks": 8})]) == [whole]
 
 
 def test_a_mixture_of_experts_reports_its_balance_and_counts_active_experts():

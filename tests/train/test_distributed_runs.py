@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,8 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from siamesenorm.tasks import find_task
 from siamesenorm.train import parallel
-from siamesenorm.train.folder import read_metrics
+from siamesenorm.train.divergence import Verdict, locate
+from siamesenorm.train.engine import Engine
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import RunFolder, read_metrics
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.yaml import write_yaml
@@ -59,8 +64,53 @@ def held_in(world, config, folder):
     return max(held)
 
 
+def located_in(world, config):
+    """One process's part of the weights, or of the data, is broken; where all of them say it began."""
+    engine = Engine(config, find_task(config.task)(config), world)
+    engine.batch, parameters = next(engine.loader), dict(engine.model.named_parameters())
+    verdict, found = Verdict("non_finite", "the loss is nan"), []
+    if world.rank == 1:
+        block = next(module for name, module in engine.model.named_modules() if name.endswith("blocks.0.ffn"))
+        hook = block.register_forward_hook(lambda module, inputs, output: output * torch.nan)
+    found.append(locate(engine.model, verdict, lambda: engine.gradients(1), world))
+    if world.rank == 1:
+        hook.remove()
+        broken = next(p for name, p in parameters.items() if name.endswith("blocks.1.ffn.up.weight"))
+        getattr(broken, "to_local", lambda: broken)().data.fill_(torch.nan)
+    found.append(locate(engine.model, verdict, lambda: engine.gradients(1), world))
+    engine.close()
+    return found
+
+
+def refused_in(world, config, folder):
+    with pytest.raises(ConfigError) as refusal:
+        run_in(world, config, folder)
+    world.barrier()
+    return str(refusal.value), folder.exists()
+
+
+def locked_in(world, config, folder):
+    with RunFolder(folder).locked() if world.is_main else contextlib.nullcontext():
+        return refused_in(world, config, folder)[0]
+
+
 def losses(folder):
     return [(record["loss"], record["grad_norm"]) for record in read_metrics(folder) if "loss" in record]
+
+
+def test_what_does_not_fit_the_world_is_refused_by_all_and_leaves_nothing(tmp_path):
+    config, run = tiny_config(tmp_path, "train.batch_size=3"), tmp_path / "run"
+    reason = "train.batch_size: 3 is not allowed; 2 processes and 1 accumulated parts take multiples of 2"
+    assert run_world(2, refused_in, config, run) == [(reason, False)] * 2
+    first, second = run_world(2, locked_in, tiny_config(tmp_path), run)
+    assert first == second == f"run: another process is training in {str(run)!r}; wait or stop it"
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_all_processes_agree_on_where_a_divergence_began(tmp_path, mode):
+    """What one of them sees alone neither hangs the others nor goes unsaid."""
+    found = run_world(2, located_in, tiny_config(tmp_path), mode=mode)
+    assert found == [["activation of blocks.0.ffn", "parameter blocks.1.ffn.up.weight"]] * 2
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp", "tp"])

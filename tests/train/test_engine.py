@@ -1,13 +1,15 @@
 """One step: accumulation is one big batch, clipping, averaged weights, precision, recomputed activations."""
 
 import copy
+import math
 
 import pytest
 import torch
 
-from siamesenorm.train.ema import WeightAverage
+from siamesenorm.train.ema import WeightAverage, decay_at
 from siamesenorm.train.engine import split_batch
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.recipes import resolve
 
 from .small_runs import engine
 
@@ -104,13 +106,13 @@ def test_recomputing_keeps_less():
 def test_average_has_its_closed_form():
     module = torch.nn.Linear(3, 2)
     first = copy.deepcopy(dict(module.named_parameters()))
-    average, decay, values = WeightAverage(module, 0.9), 0.9, []
-    for _ in range(5):
+    average, decay, values = WeightAverage(module, 0.9, warmup=False), 0.9, []
+    for step in range(1, 6):
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.add_(torch.randn_like(parameter))
         values.append({name: p.detach().clone() for name, p in module.named_parameters()})
-        average.update()
+        average.update(step)
     for name, start in first.items():
         expected = decay**5 * start + sum((1 - decay) * decay ** (4 - k) * v[name] for k, v in enumerate(values))
         torch.testing.assert_close(average.average[name], expected.detach())
@@ -120,6 +122,52 @@ def test_average_has_its_closed_form():
             assert not torch.equal(parameter, values[-1][name])
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter, values[-1][name])
+
+
+def drifting(average: WeightAverage, module: torch.nn.Linear, steps: int) -> list[torch.Tensor]:
+    """The weights before the first step and behind each."""
+    values = [module.weight.detach().clone()]
+    for step in range(1, steps + 1):
+        with torch.no_grad():
+            module.weight.add_(torch.randn_like(module.weight))
+        values.append(module.weight.detach().clone())
+        average.update(step)
+    return values
+
+
+def test_average_with_warm_up_has_its_closed_form():
+    """While the decay rises, step i counts C(i + 8, 8) / C(S + 9, 9): a power of i, so that first ones fade."""
+    module = torch.nn.Linear(3, 2).double()
+    average, steps = WeightAverage(module, 0.999), 40
+    values = drifting(average, module, steps)
+    shares = [math.comb(i + 8, 8) / math.comb(steps + 9, 9) for i in range(steps + 1)]
+    assert sum(shares) == pytest.approx(1)
+    expected = sum(share * value for share, value in zip(shares, values, strict=True))
+    torch.testing.assert_close(average.average["weight"], expected)
+
+
+def test_warm_up_ends_at_the_decay():
+    assert [decay_at(step, 0.9, True) for step in (1, 9, 81, 82, 10**6)] == [0.1, 0.5, 0.9, 0.9, 0.9]
+    assert decay_at(80, 0.9, True) < 0.9
+    assert decay_at(1, 0.9, False) == 0.9
+
+
+def test_the_decay_rises_with_the_steps_of_a_run():
+    """A resumed or rolled back run goes on with the decay of its step, not of its updates since."""
+    e = engine("ema=0.9")
+    first = {name: value.clone() for name, value in e.average.average.items()}
+    e.compute(9)
+    e.apply(9)
+    e.close()
+    for name, parameter in e.model.named_parameters():
+        expected = torch.lerp(first[name], parameter.detach(), 0.5)
+        torch.testing.assert_close(e.average.average[name], expected)
+
+
+@pytest.mark.parametrize(("recipe", "decay"), [("dit-b-2", 0.9999), ("dit-xl-2", 0.9999), ("deit-small", 0.99996)])
+def test_official_recipes_keep_their_fixed_decay(recipe, decay):
+    train = resolve(recipe).train
+    assert (train.ema, train.ema_warmup) == (decay, False)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_weights_in_float32():

@@ -10,7 +10,7 @@ import torch
 
 from siamesenorm.train import loop as loop_module
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.folder import METRICS, STATUS, MetricsFile, RunFolder, read_metrics
+from siamesenorm.train.folder import METRICS, OWN, STATUS, MetricsFile, RunFolder, read_metrics
 from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import resolve
 
@@ -120,6 +120,8 @@ def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):
 def test_restart_begins_anew(tmp_path):
     train(tiny("steps=3"), tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
+    written = {path.name for path in (tmp_path / "run").iterdir()}
+    assert written == {*OWN, "config.yaml", "notes.txt", ".lock"} & written  # all that it wrote, it would remove
     result = train(tiny("steps=4", "lr=1e-3"), tmp_path / "run", mode="restart")
     assert (result.state, result.step) == ("finished", 4)
     assert list(losses(tmp_path / "run")) == [1, 2, 3, 4]

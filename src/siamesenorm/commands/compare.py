@@ -94,6 +94,7 @@ def compare(
     from siamesenorm.lab.export import parse_formats
     from siamesenorm.lab.live import LiveTable
     from siamesenorm.lab.presets import find_preset
+    from siamesenorm.train.errors import ConfigError
 
     check_engine(engine)
     chosen = None if preset is None else find_preset(preset)
@@ -109,8 +110,11 @@ def compare(
         depths=depths or (),
         preset=chosen,
     )
-    make().cells()  # what is wrong is said before a text is prepared
-    grid = make() if text is None else make(data=prepare_text(text, folder))
+    asked = make()
+    asked.cells()  # what is wrong is said before a text is prepared
+    if baseline is not None and baseline not in asked.topologies:
+        raise ConfigError(f"--baseline: {baseline!r} is not compared; it takes one of {', '.join(asked.topologies)}")
+    grid = asked if text is None else make(data=prepare_text(text, folder))
     prepared = prepare_grid(grid, folder)
     opened = open_engine(engine, jobs)
     console = Console()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from siamesenorm.lab.by_steps import by_steps
@@ -14,6 +14,7 @@ from siamesenorm.lab.statistics import Analysis
 
 FEW = 6
 """Curves that can be told apart at once."""
+DECADE = 10
 FAILED = ("diverged", "stuck")
 
 Line = tuple[str, str, float]
@@ -76,7 +77,10 @@ def loss_curves(records: Records, analysis: Analysis) -> Figure:
             )
     layout = {
         "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": "training loss"}, "type": "log"},
+        "yaxis": {
+            "title": {"text": "training loss"},
+            **log_axis(loss for run in records.runs for _, loss in run.curve),
+        },
         "hovermode": "closest",
     }
     return {"data": data, "layout": layout}
@@ -106,6 +110,7 @@ def shown_first(lines: Mapping[Line, Sequence[Run]], analysis: Analysis) -> set[
 
 def held_out_curves(records: Records, metric: str) -> Figure:
     """A held-out number over steps, means over seeds."""
+    lines = by_steps(records, metric)
     data = [
         {
             "mode": "lines+markers",
@@ -118,10 +123,18 @@ def held_out_curves(records: Records, metric: str) -> Figure:
                 "width": 2,
             },
         }
-        for line in by_steps(records, metric)
+        for line in lines
     ]
-    layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": metric}, "type": "log"}}
+    scale = log_axis(value for line in lines for value in line.values.values())
+    layout = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": metric}, **scale}}
     return {"data": data, "layout": layout}
+
+
+def log_axis(values: Iterable[float]) -> dict[str, str]:
+    """A logarithmic axis; over more than a decade plotly would write 2 for 20, so that it is told which numbers."""
+    known = [value for value in values if value > 0]
+    wide = bool(known) and max(known) > DECADE * min(known)
+    return {"type": "log", **({"dtick": "D2", "tickformat": "~g"} if wide else {})}
 
 
 def _band(runs: Sequence[Run]) -> tuple[list[int], list[float], list[float], list[float]]:

@@ -39,7 +39,7 @@ def by_learning_rate(records: Records, analysis: Analysis) -> Figure:
     """The held-out metric over learning rates, with crosses where runs diverged."""
     means = [p.mean for p in analysis.places if p.mean is not None]
     low, high = (min(means), max(means)) if means else (0.0, 1.0)
-    level = high + 0.12 * ((high - low) or abs(high) or 1.0)
+    room = (high - low) or abs(high) or 1.0
     data: list[dict[str, Any]] = []
     crosses: list[dict[str, Any]] = []
     for number, found in enumerate(analysis.ranges):
@@ -67,6 +67,7 @@ def by_learning_rate(records: Records, analysis: Analysis) -> Figure:
         )
         failed = [p for p in places if p.failed]
         if failed:
+            level = high + (0.12 + 0.07 * len(crosses)) * room  # a row each, or one would hide the others
             crosses.append(
                 {
                     "x": [p.lr for p in failed],
@@ -85,17 +86,19 @@ def by_learning_rate(records: Records, analysis: Analysis) -> Figure:
     }
     layout["xaxis"]["ticktext"] = [f"{lr:g}" for lr in records.lrs]
     if crosses:
+        above = {"yanchor": "bottom", "yshift": 10, "xanchor": "left", "showarrow": False}
         layout["annotations"] = [
-            {"text": "✗ diverged or stuck", "xref": "paper", "x": 0, "y": level, "showarrow": False, "xanchor": "left"}
+            {"text": "✗ diverged or stuck", "xref": "paper", "x": 0, "y": crosses[-1]["y"][0], **above}
         ]
+        edge = high + 0.06 * room
         layout["shapes"] = [
             {
                 "type": "line",
                 "xref": "paper",
                 "x0": 0,
                 "x1": 1,
-                "y0": level,
-                "y1": level,
+                "y0": edge,
+                "y1": edge,
                 "line": {"dash": "dot", "width": 1, "color": PALETTE[-1]},
                 "layer": "below",
             }
@@ -162,7 +165,7 @@ def heat_map(records: Records, analysis: Analysis) -> Figure:
         "hoverongaps": False,
     }
     empty = [  # by number: plotly would take the name "0.032" for a place on the axis
-        {"x": column, "y": line, "text": label(short_text(place)), "showarrow": False}
+        {"x": column, "y": line, "text": label(short_text(place)).replace("✗ ", "✗<br>"), "showarrow": False}
         for line, row in enumerate(places)
         for column, place in enumerate(row)
         if is_empty(place)

@@ -91,7 +91,7 @@ class Page:
         """A table; all but the first `words` columns are set as numbers. folded: behind a line that says this."""
         head = "".join(f"<th{_side(n, words)}>{escape(text)}</th>" for n, text in enumerate(headers))
         body = "".join(
-            "<tr>" + "".join(f"<td{_side(n, words)}>{escape(text)}</td>" for n, text in enumerate(row)) + "</tr>"
+            "<tr>" + "".join(f"<td{_side(n, words)}>{breakable(text)}</td>" for n, text in enumerate(row)) + "</tr>"
             for row in rows
         )
         below = f"<caption>{escape(caption)}</caption>" if caption else ""
@@ -147,6 +147,14 @@ class Page:
 def escape(text: object) -> str:
     """Text as HTML that shows it."""
     return html.escape(str(text), quote=True)
+
+
+def breakable(text: object) -> str:
+    """The same, which a narrow screen may break between the options of a topology and the parts of a path."""
+    shown = escape(text)
+    for sign in ":,/":
+        shown = shown.replace(sign, f"{sign}<wbr>")
+    return shown
 
 
 def label(text: object) -> str:

@@ -49,7 +49,9 @@ white-space:pre-wrap;overflow-wrap:anywhere}
 button{font:inherit;font-size:.85rem;color:var(--text);background:var(--card);border:1px solid var(--line);
 border-radius:6px;padding:.35em .8em;cursor:pointer;white-space:nowrap}
 @media (max-width:600px){main{padding:12px 12px 48px}h1{font-size:1.35rem}figure{padding:10px 6px 8px;margin:1em 0}
-figure h3,figcaption{padding:0 4px}.facts{grid-template-columns:1fr;gap:0}.facts dd{margin-bottom:.5em}}
+figure h3,figcaption{padding:0 4px}.facts{grid-template-columns:1fr;gap:0}.facts dd{margin-bottom:.5em}
+td:not(.number){white-space:normal;overflow-wrap:break-word}.number{padding-left:.3em}
+caption{max-width:calc(100vw - 24px)}}
 @media print{button{display:none}figure{break-inside:avoid}}
 """
 
@@ -81,6 +83,9 @@ SCRIPT = """
       orientation: "h" };
     copy.hoverlabel = Object.assign({ bgcolor: colour("--back"), bordercolor: colour("--line"),
       font: { color: colour("--text") } }, copy.hoverlabel);
+    if (narrow) {
+      (copy.annotations || []).forEach(function (note) { note.font = Object.assign({ size: 10 }, note.font); });
+    }
     ["xaxis", "yaxis"].forEach(function (name) { copy[name] = copy[name] || {}; });
     Object.keys(copy).forEach(function (name) {
       if (!/^[xy]axis/.test(name)) { return; }
@@ -90,13 +95,19 @@ SCRIPT = """
     return copy;
   }
 
+  function fitting(data) {
+    return window.innerWidth >= 600 ? data : data.map(function (trace) {
+      return trace.type === "heatmap" && trace.texttemplate ? Object.assign({}, trace, { showscale: false }) : trace;
+    });
+  }
+
   function draw() {
     if (!window.Plotly) { return; }
     Object.keys(figures).forEach(function (name) {
       var settings = { responsive: true, displaylogo: false, displayModeBar: window.innerWidth >= 600,
         modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
         toImageButtonOptions: { filename: name, scale: 2 } };
-      window.Plotly.react("plot-" + name, figures[name].data, themed(figures[name].layout), settings);
+      window.Plotly.react("plot-" + name, fitting(figures[name].data), themed(figures[name].layout), settings);
     });
   }
 

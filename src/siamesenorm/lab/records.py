@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -45,7 +46,7 @@ class Run(OnAxes):
     message: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def identity(self) -> str:
         """The same for the same run on any machine: data count by their hashes, not by where they lie."""
         return hashlib.sha256(json.dumps(self.fields, sort_keys=True).encode()).hexdigest()[:16]

@@ -193,13 +193,19 @@ def _numbers(page: Page, records: Records, analysis: Analysis, folder: Path) -> 
             words=2 if grouped else 1,
         )
     page.table(
-        ("topology", "setting", "step ms", "processor ms a step", "memory MiB"),
+        (*(["setting"] if grouped else []), "topology", "step ms", "processor ms a step", "memory MiB"),
         [
-            (c.topology, c.setting or "–", _milli(c.step_seconds), _milli(c.processor_seconds), _mebi(c.memory_bytes))
+            (
+                *([c.setting] if grouped else []),
+                c.topology,
+                _milli(c.step_seconds),
+                _milli(c.processor_seconds),
+                _mebi(c.memory_bytes),
+            )
             for c in analysis.costs
         ],
         caption="Medians over the runs of a topology.",
-        words=2,
+        words=2 if grouped else 1,
     )
     page.paragraph(
         "Every run with its numbers: report.csv and report.json, beside this page; every step: metrics.jsonl of a run."

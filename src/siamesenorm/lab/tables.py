@@ -36,10 +36,10 @@ def scores(records: Records, analysis: Analysis) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     grouped = records.groups != [""]
     if grouped:
-        table.add_column("setting", no_wrap=True)
-    table.add_column("topology", style="bold cyan", no_wrap=True)
+        table.add_column("setting", overflow="fold")
+    table.add_column("topology", style="bold cyan", overflow="fold")
     for lr in records.lrs:
-        table.add_column(f"lr {lr:g}", justify="right", no_wrap=True)
+        table.add_column(f"lr {lr:g}", justify="right", overflow="fold")
     best = {r.setting: set() for r in analysis.ranges}  # type: dict[str, set[tuple[str, float]]]
     for found in analysis.ranges:
         if found.best is not None:

@@ -75,8 +75,9 @@ def make_adapter(base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_le
             """Greedy text up to the first of the task's stops."""
             most = max(1, min(int(settings.get("max_gen_toks", MOST_GENERATED)), max_length // 2))
             ids = tokenizer.encode(prompt)[most - max_length :] or [tokenizer.eos_id]
-            assert isinstance(model, LanguageModel)
-            (made,) = generate(model, [ids], max_new_tokens=most, stop_tokens=[tokenizer.eos_id])
+            inner = getattr(model, "module", model)  # DDP has none of the methods of what it wraps
+            assert isinstance(inner, LanguageModel)
+            (made,) = generate(inner, [ids], max_new_tokens=most, stop_tokens=[tokenizer.eos_id])
             text, until = tokenizer.decode(made), settings.get("until") or []
             for stop in [until] if isinstance(until, str) else until:
                 text = text.partition(stop)[0] if stop else text

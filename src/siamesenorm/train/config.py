@@ -75,6 +75,11 @@ class StepsConfig(Section):
     ema: float | None = Field(
         default=None, gt=0, lt=1, description="Decay of averaged weights, which are then evaluated and exported."
     )
+    ema_warmup: bool = Field(
+        default=True,
+        description="Whether that decay is at most s / (s + 9) at step s, so that first weights are soon forgotten; "
+        "false: the same from the first step on.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Decides first weights, the order of data and dropout.")
 
     @model_validator(mode="after")

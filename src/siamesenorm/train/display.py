@@ -86,7 +86,9 @@ class ConsoleDisplay(Display):
         self.console.print(Text.assemble(f"step {step}  held out: ", (shown, "green")), soft_wrap=True)
 
     def note(self, kind: str, message: str) -> None:
-        """A line that stays."""
+        """A line that stays; how a run ended is said by the command."""
+        if kind in ("finished", "diverged", "interrupted"):
+            return
         style = "yellow" if kind in ("spike", "non_finite", "plateau", "checkpoint", "rollback") else "dim"
         self.console.print(Text(message, style=style), soft_wrap=True)
 

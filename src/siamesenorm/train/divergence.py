@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.train.config import DivergenceConfig
+from siamesenorm.train.distributed import World
+from siamesenorm.train.layout import plain_name
 
 Kind = Literal["non_finite", "spike", "plateau"]
 Action = Literal["go_on", "skip", "rollback", "stop"]
@@ -111,27 +113,32 @@ class DivergenceMonitor:
         self.rollbacks = int(state.get("rollbacks", 0))
 
 
-def locate(model: nn.Module, verdict: Verdict, again: Callable[[], object]) -> str | None:
+def locate(model: nn.Module, verdict: Verdict, again: Callable[[], object], world: World | None = None) -> str | None:
     """The layer where it began: the first activation that is no number, a parameter, or the gradient nearest the loss.
 
     again: computes loss and gradients of the step's data once more. Of a spike, the parameter with the largest
-    gradient is named.
+    gradient is named. All processes call this and get the same: each sees its own part of weights and data only, and
+    a step is computed again by all of them or by none.
     """
+    world = world or World()
+
+    def agreed(found: str | None) -> str | None:
+        return next(filter(None, world.gather(found)), None)
+
     if verdict.kind == "plateau":
         return None
     if verdict.kind == "spike":
         norms = {name: float(_local(p.grad).norm()) for name, p in model.named_parameters() if p.grad is not None}
-        return f"largest gradient: {max(norms, key=norms.__getitem__)}" if norms else None
-    for name, parameter in model.named_parameters():
-        if not _finite(parameter):
-            return f"parameter {name}"
-    activation = first_activation(model, again)
+        return agreed(f"largest gradient: {plain_name(max(norms, key=norms.__getitem__))}" if norms else None)
+    parameters = [(plain_name(name), parameter) for name, parameter in model.named_parameters()]
+    broken = agreed(next((name for name, parameter in parameters if not _finite(parameter)), None))
+    if broken is not None:
+        return f"parameter {broken}"
+    activation = agreed(first_activation(model, again))
     if activation is not None:
         return f"activation of {activation}"
-    for name, parameter in reversed(list(model.named_parameters())):
-        if parameter.grad is not None and not _finite(parameter.grad):
-            return f"gradient of {name}"
-    return None
+    gradient = agreed(next((n for n, p in reversed(parameters) if p.grad is not None and not _finite(p.grad)), None))
+    return None if gradient is None else f"gradient of {gradient}"
 
 
 def first_activation(model: nn.Module, again: Callable[[], object]) -> str | None:
@@ -146,7 +153,7 @@ def first_activation(model: nn.Module, again: Callable[[], object]) -> str | Non
 
         return look
 
-    hooks = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    hooks = [module.register_forward_hook(watch(plain_name(name))) for name, module in model.named_modules() if name]
     try:
         again()
     finally:

@@ -61,7 +61,9 @@ class Engine:
         self.precision = Precision(config.train, world.device)
         self.model: nn.Module = apply_parallelism(model, world, dtype=self.precision.gathered, seed=config.train.seed)
         self.optimizer = build_optimizer(self.model, config.optimizer)
-        self.average = None if config.train.ema is None else WeightAverage(self.model, config.train.ema)
+        self.average: WeightAverage | None = None
+        if config.train.ema is not None:
+            self.average = WeightAverage(self.model, config.train.ema, warmup=config.train.ema_warmup)
         self.loader = task.loader(
             rank=world.data_rank,
             world_size=world.data_size,
@@ -111,7 +113,7 @@ class Engine:
         set_lr(self.optimizer, self.lr(step))
         self.precision.step(self.optimizer)
         if self.average is not None:
-            self.average.update()
+            self.average.update(step)
 
     def _shares(self, parts: list[Batch]) -> list[float]:
         """What each part's mean counts, so that all together are the mean over the whole batch of all processes."""

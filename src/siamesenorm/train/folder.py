@@ -30,7 +30,7 @@ from siamesenorm.train.yaml import write_yaml
 
 CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
 CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
-EXTRAS = ("wandb.json", "tokenizer.json", "images.json", "evaluation.json", "confusion.csv")
+EXTRAS = ("wandb.json", "tokenizer.json", "tokenizer_config.json", "images.json", "evaluation.json", "confusion.csv")
 OWN = (STATUS, METRICS, EVENTS, CHECKPOINTS, WEIGHTS, TENSORBOARD, *EXTRAS)
 """What --restart removes; the configuration is written over."""
 LOCK = ".lock"
@@ -118,12 +118,16 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process out of the run; the lock goes with the process, however it ends."""
+        """Keep a second process out of the run; the lock goes with the process, however it ends.
+
+        A folder that was made for the lock alone goes with it.
+        """
         if sys.platform == "win32":
             yield
             return
         import fcntl
 
+        fresh = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -133,6 +137,8 @@ class RunFolder:
                 raise ConfigError(f"run: another process is training in {str(self.path)!r}; wait or stop it") from None
             yield
         finally:
+            if fresh and self.path.is_dir() and os.listdir(self.path) == [LOCK]:
+                shutil.rmtree(self.path)
             os.close(descriptor)
 
 

@@ -10,11 +10,12 @@ import contextlib
 import math
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.tasks import Task, find_task
+from siamesenorm.tasks import find_task
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import Display, QuietDisplay
@@ -23,11 +24,11 @@ from siamesenorm.train.divergence import DivergenceMonitor, Verdict, locate
 from siamesenorm.train.engine import Engine, Step
 from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.folder import CHECKPOINTS, METRICS, WEIGHTS, MetricsFile, Mode, RunFolder, State
+from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
-from siamesenorm.train.speed import peak_flops
-from siamesenorm.train.trackers import Tracker, check_trackers, open_trackers
+from siamesenorm.train.recorder import Recorder
+from siamesenorm.train.trackers import check_trackers
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ def train(
         if done.get("state") in ("finished", "diverged"):
             return _finished(run, done)
         with contextlib.ExitStack() as stack:
-            if world.is_main:
-                stack.enter_context(run.locked())
+            _together(world, lambda: stack.enter_context(run.locked()))
+            engine = Engine(config, task, world)  # finds what does not fit model or world, before anything is written
+            stack.callback(engine.close)
             _together(world, lambda: run.begin(config, mode))
-            loop = Loop(config, task, run, world, display or QuietDisplay())
+            loop = Loop(engine, run, display or QuietDisplay())
             stack.callback(loop.close)
             return loop.run()
     finally:
@@ -84,7 +86,7 @@ def _check(run: RunFolder, config: RunConfig, mode: Mode) -> None:
     check_trackers(config.logging)
 
 
-def _together(world: World, action: Any) -> None:
+def _together(world: World, action: Callable[[], object]) -> None:
     """Let the main process act, and all fail if it does."""
     problem: str | None = None
     if world.is_main:
@@ -105,42 +107,31 @@ def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
 class Loop:
     """One process's part of a run."""
 
-    def __init__(self, config: RunConfig, task: Task, run: RunFolder, world: World, display: Display) -> None:
-        self.config, self.task, self.folder, self.world, self.display = config, task, run, world, display
-        self.engine = Engine(config, task, world)
+    def __init__(self, engine: Engine, run: RunFolder, display: Display) -> None:
+        config, task, world = engine.config, engine.task, engine.world
+        self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
+        self.recorder = Recorder(config, task, run, world, display)
         self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss())
         self.store = CheckpointStore(
             run.path / CHECKPOINTS, config.checkpoint.keep, world, report=lambda text: self._note("checkpoint", text)
         )
-        self.metrics = MetricsFile(run.path / METRICS) if world.is_main else None
-        self.trackers: list[Tracker] = []
         self.step, self.seconds = 0, 0.0
         self.loss: float | None = None
         self.evaluation: dict[str, float] = {}
         self.saved: int | None = None
-        self.peak: float | None = None
 
     def close(self) -> None:
         """Let go of files and threads, however the run ended."""
         self.store.finish()
-        self.engine.close()
-        self.display.stop()
-        for tracker in self.trackers:
-            tracker.close()
-        if self.metrics is not None:
-            self.metrics.close()
+        self.recorder.close()
 
     # The run ---------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
         """From where it stands to the end, a divergence or a signal."""
         self.restore()
-        logging = self.config.logging
-        if self.world.is_main:
-            self.trackers = open_trackers(logging, self.config, self.folder.path, self.step)
-            self.peak = logging.peak_flops or peak_flops(self.world.device, self.engine.precision.dtype)
-            self._status("running")
-        self.display.start(self.step, self.config.steps)
+        self.recorder.start(self.step, self.engine)
+        self._status("running")
         with Interruption() as interruption:
             while self.step < self.config.steps:
                 verdict = self.take_step()
@@ -181,7 +172,7 @@ class Loop:
         if verdict.kind == "spike" and action == "go_on":
             self._note("spike", f"step {step}: {verdict.message}", step)
             return action
-        layer = locate(self.engine.model, verdict, lambda: self.engine.gradients(step))
+        layer = locate(self.engine.model, verdict, lambda: self.engine.gradients(step), self.world)
         where = "" if layer is None else f" ({layer})"
         self._note(verdict.kind, f"step {step}: {verdict.message}{where}; policy: {action}", step)
         return action
@@ -190,30 +181,8 @@ class Loop:
         self.step, self.loss = step, computed.loss
         seconds = time.perf_counter() - started
         self.seconds += seconds
-        if not self.world.is_main:
-            return
-        samples = self.config.train.batch_size
-        rate = samples * self.task.units_per_sample / seconds
-        record: dict[str, Any] = {
-            "step": step,
-            "loss": computed.loss,
-            "lr": self.engine.lr(step),
-            "grad_norm": computed.grad_norm,
-            **computed.metrics,
-            self.task.unit: step * samples * self.task.units_per_sample,
-            "seconds": round(seconds, 6),
-        }
-        if self.peak:
-            used = samples * self.engine.flops_per_sample / seconds
-            record["mfu"] = round(used / (self.peak * self.world.size), 5)
-        if skipped:
-            record["skipped"] = skipped
-        assert self.metrics is not None
-        self.metrics.write(record)
-        if step % self.config.logging.every == 0 or step == self.config.steps:
-            for tracker in self.trackers:
-                tracker.log(step, {f"train/{name}": value for name, value in record.items() if name != "step"})
-            self.display.step(record, self.task.unit, rate)
+        work = self.config.train.batch_size * self.engine.flops_per_sample
+        self.recorder.step(step, computed, self.engine.lr(step), seconds, work, skipped)
 
     def _due(self, every: int | None) -> bool:
         return every is not None and (self.step % every == 0 or self.step == self.config.steps)
@@ -221,18 +190,13 @@ class Loop:
     def evaluate(self) -> None:
         """Measure on held-out data and record it."""
         self.evaluation = self.engine.evaluate(final=self.step == self.config.steps)
-        if self.world.is_main and self.metrics is not None:
-            self.metrics.write({"step": self.step, "evaluation": self.evaluation})
-            self.display.evaluation(self.step, self.evaluation)
-            for tracker in self.trackers:
-                tracker.log(self.step, {f"evaluation/{name}": value for name, value in self.evaluation.items()})
+        self.recorder.evaluation(self.step, self.evaluation)
 
     # Checkpoints -----------------------------------------------------------------------------------------
 
     def save(self, wait: bool = False) -> bool:
         """Begin to write a checkpoint of this step; the metrics up to it are on the disk before. False if it failed."""
-        if self.metrics is not None:
-            self.metrics.sync()
+        self.recorder.sync()
         succeeded = self.store.save(self.step, self.engine.state(self._progress()), wait=wait)
         self.saved = self.step
         self._status("running")
@@ -251,8 +215,7 @@ class Loop:
         """Go on from the newest complete checkpoint; without one, from the first step."""
         checkpoint = self.store.latest()
         if checkpoint is None:
-            if self.metrics is not None:
-                self.metrics.rewind(0)
+            self.recorder.rewind(0)
             self._note("started", "", 0)
             return False
         progress = self.store.load(checkpoint, self.engine.state({}))
@@ -261,8 +224,7 @@ class Loop:
         self.step, self.loss = int(progress["step"]), progress.get("loss")
         self.seconds, self.evaluation = float(progress.get("seconds", 0)), progress.get("evaluation") or {}
         self.saved = self.step
-        if self.metrics is not None:
-            self.metrics.rewind(self.step)
+        self.recorder.rewind(self.step)
         self._note("resumed", f"resumed at step {self.step}", self.step)
         return True
 
@@ -306,19 +268,15 @@ class Loop:
             self.task.save_extras(self.folder.path)
 
     def _status(self, state: State, **facts: Any) -> None:
-        if self.world.is_main:
-            self.folder.write_status(
-                state,
-                step=self.step,
-                steps=self.config.steps,
-                loss=self.loss,
-                evaluation=self.evaluation,
-                seconds=round(self.seconds, 3),
-                **facts,
-            )
+        self.recorder.status(
+            state,
+            step=self.step,
+            steps=self.config.steps,
+            loss=self.loss,
+            evaluation=self.evaluation,
+            seconds=round(self.seconds, 3),
+            **facts,
+        )
 
     def _note(self, kind: str, message: str, step: int | None = None) -> None:
-        if self.world.is_main:
-            self.folder.event(kind, self.step if step is None else step, message)
-            if message:
-                self.display.note(kind, message)
+        self.recorder.note(kind, self.step if step is None else step, message)

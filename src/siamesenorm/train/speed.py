@@ -6,6 +6,8 @@ import time
 
 import torch
 
+from siamesenorm.train.distributed import World
+
 PEAKS = {
     # Dense FLOPs a second by the makers' data sheets: bfloat16/float16, and float32 (TF32 not counted).
     "B200": (2.25e15, 7.5e13),
@@ -23,21 +25,53 @@ PEAKS = {
     "MI300X": (1.307e15, 1.634e14),
     "MI250X": (1.915e14, 4.79e13),
 }
-SIZE = 512
-SECONDS = 0.1
+SIZE = 256
+"""A product of a third of a millisecond, which fits between the turns that other programs take."""
+SECONDS = 0.05
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None:
-    """FLOPs a second of one device: known for GPUs, measured on a CPU; None where neither is possible."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        low = dtype is not None
-        return next((peaks[0 if low else 1] for known, peaks in PEAKS.items() if known in name), None)
-    return measure_cpu(dtype or torch.float32) if device.type == "cpu" else None
+class Peak:
+    """FLOPs a second that all devices of a run could do together, and what share of them is used."""
+
+    def __init__(self, flops: float, *, measured: bool = False) -> None:
+        self.flops, self.measured = flops, measured
+
+    @classmethod
+    def of(cls, world: World, dtype: torch.dtype | None, given: float | None = None) -> Peak | None:
+        """Of so much a device as was given, or is known of GPUs, or is measured on a CPU; None where none is."""
+        device = given or (known_gpu(dtype) if world.device.type == "cuda" else None)
+        if device is not None:
+            return cls(device * world.size)
+        return cls(measure_cpu(dtype) * world.size, measured=True) if world.device.type == "cpu" else None
+
+    def share(self, flops: float) -> float:
+        """The share that so many FLOPs a second are; what was measured too low is put right by what is seen."""
+        if self.measured:
+            self.flops = max(self.flops, flops)
+        return flops / self.flops
 
 
-def measure_cpu(dtype: torch.dtype) -> float:
-    """The fastest of several matrix products on the threads that training has."""
+def known_gpu(dtype: torch.dtype | None) -> float | None:
+    """What the data sheet of this process's GPU says."""
+    name, low = torch.cuda.get_device_name(), dtype is not None
+    return next((peaks[0 if low else 1] for known, peaks in PEAKS.items() if known in name), None)
+
+
+def measure_cpu(dtype: torch.dtype | None = None) -> float:
+    """The fastest of many small matrix products on one thread, times the threads that training has.
+
+    Threads wait for each other, so that a product on all of them is as slow as the one that other programs disturb:
+    on two busy cores it showed a tenth of what they do when they are free.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return threads * _fastest(dtype or torch.float32)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fastest(dtype: torch.dtype) -> float:
     a, b = torch.randn(SIZE, SIZE).to(dtype), torch.randn(SIZE, SIZE).to(dtype)
     best, end = float("inf"), time.perf_counter() + SECONDS
     torch.mm(a, b)

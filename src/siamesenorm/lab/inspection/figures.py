@@ -16,6 +16,8 @@ from siamesenorm.lab.page import PALETTE, Figure, label
 
 Values = Sequence[float | None]
 DASH = "dot"
+FEW = 12
+"""Places on an axis that all have a number."""
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,18 @@ def trace(name: str, x: Sequence[Any], y: Values, color: int, dash: str = "solid
     }
 
 
-def layout(x: str, y: str, *, log: bool = False, **more: Any) -> Figure:
-    """Axes with their titles."""
+def layout(x: str, y: str, places: int, *, log: bool = False, **more: Any) -> Figure:
+    """Axes with their titles; few places on the x axis have whole numbers only."""
     y_axis: Figure = {"title": {"text": y}, **({"type": "log", "dtick": "D2", "tickformat": "~g"} if log else {})}
-    return {"xaxis": {"title": {"text": x}}, "yaxis": y_axis, **more}
+    x_axis: Figure = {"title": {"text": x}, **({"dtick": 1} if places <= FEW else {})}
+    return {"xaxis": x_axis, "yaxis": y_axis, **more}
 
 
 def lines(x: Sequence[Any], series: dict[str, Any], x_title: str, y_title: str, *, log: bool = False) -> Figure:
     """A line a stream; logarithmic where all values allow it."""
     positive = all(value is None or value > 0 for values in series.values() for value in values)
     data = [trace(name, x, values, color) for color, (name, values) in enumerate(series.items())]
-    return {"data": data, "layout": layout(x_title, y_title, log=log and positive)}
+    return {"data": data, "layout": layout(x_title, y_title, len(x), log=log and positive)}
 
 
 def updates(found: Inspection) -> Figure:
@@ -163,7 +166,7 @@ def shares(found: Inspection) -> Figure:
             values = [(getattr(place, kind) or {}).get(name) for place in places]
             line = trace(f"{name} {'gain' if dash == 'solid' else 'contribution'}", depths(found), values, color, dash)
             data.append(line | named(names))
-    figure = layout("depth", "share")
+    figure = layout("depth", "share", len(places))
     figure["yaxis"]["range"] = [-0.02, 1.02]
     return {"data": data, "layout": figure}
 
@@ -198,7 +201,7 @@ def removal(found: Inspection) -> Figure:
         data.append(bar)
     blocks = trace("whole block", list(range(found.blocks)), found.removal.blocks, len(kinds), DASH)
     blocks |= {"mode": "markers", "marker": {**blocks["marker"], "symbol": "diamond", "size": 8}}
-    return {"data": [*data, blocks], "layout": layout("block", "loss rise", barmode="group")}
+    return {"data": [*data, blocks], "layout": layout("block", "loss rise", found.blocks, barmode="group")}
 
 
 def similarity(found: Inspection, name: str) -> Figure:
@@ -208,9 +211,9 @@ def similarity(found: Inspection, name: str) -> Figure:
     heat = {"type": "heatmap", "z": matrix, "x": places, "y": places, "zmin": 0, "zmax": 1, "colorscale": "Viridis"}
     heat["colorbar"] = {"thickness": 10, "outlinewidth": 0}
     heat["hovertemplate"] = "behind blocks %{x} and %{y}: %{z:.3f}<extra></extra>"
-    figure = layout("blocks run", "blocks run")
-    figure["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
+    figure = layout("blocks run", "blocks run", len(places))
     figure["xaxis"] |= {"constrain": "domain"}
+    figure["yaxis"] = figure["xaxis"] | {"scaleanchor": "x"}
     return {"data": [heat], "layout": figure}
 
 
@@ -225,4 +228,4 @@ def peaks(found: Inspection) -> Figure:
         median = trace(f"{name} median", depths(found), [peak.median for peak in entries], color, DASH)
         data += [largest, median]
     positive = all(value is None or value > 0 for line in data for value in line["y"])
-    return {"data": data, "layout": layout("depth", "|activation|", log=positive)}
+    return {"data": data, "layout": layout("depth", "|activation|", len(depths(found)), log=positive)}

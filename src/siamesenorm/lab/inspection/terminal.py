@@ -119,7 +119,7 @@ def notes(found: Inspection) -> Iterator[tuple[str, str]]:
         named = [f"{s.label} {rise(found.removal.sublayers[s.index])}" for s in order]
         yield "needed most", ", ".join(named[:STAND_OUT])
         if len(named) > STAND_OUT:
-            yield "needed least", ", ".join(named[: -STAND_OUT - 1 : -1])
+            yield "needed least", ", ".join(named[STAND_OUT:][: -STAND_OUT - 1 : -1])
 
 
 def massive(found: Inspection) -> str:
