@@ -1,9 +1,11 @@
 """``siamesenorm generate``: from runs and exported folders, several prompts at once, texts that end an answer."""
 
 import pytest
+import torch
 
 from siamesenorm.cli import main
-from siamesenorm.commands.generate import until
+from siamesenorm.models.generation import before
+from siamesenorm.models.lm import LanguageModel
 
 from .refusals import one_sentence
 
@@ -42,14 +44,15 @@ def test_a_stop_ends_the_answer_and_is_left_out(language_run, capsys):
 
 
 def test_the_first_of_several_stops_counts():
-    assert until("one two three", ["three", "two"]) == "one "
-    assert until("one two three", []) == "one two three"
+    assert before("one two three", ["three", "two"]) == "one "
+    assert before("one two three", []) == "one two three"
 
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["--stop", ""], "stop: an empty text is not allowed"),
+        (["--temperature", "inf"], "temperature: inf is not allowed"),
         (["x" * 48], "48 tokens are not allowed; with the answer it takes up to model.max_length = 48"),
     ],
 )
@@ -61,3 +64,9 @@ def test_a_folder_that_is_neither_run_nor_exported_is_refused(tmp_path, capsys):
     assert "neither a run" in one_sentence(["generate", str(tmp_path)], capsys)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert "nor an exported model" in one_sentence(["generate", str(tmp_path)], capsys)
+
+
+def test_a_run_whose_weights_are_no_numbers_says_so(language_run, monkeypatch, capsys):
+    forward = LanguageModel.logits
+    monkeypatch.setattr(LanguageModel, "logits", lambda *arguments: forward(*arguments) * torch.nan)
+    assert "logits: the model's are not finite numbers" in one_sentence(["generate", str(language_run), "a"], capsys)

@@ -23,7 +23,7 @@ from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.harness import TASKS, load_checkpoint, local_tasks
 from siamesenorm.interop.huggingface import byte_tokenizer, export
-from siamesenorm.interop.perplexity import Window, score_text, windows_over
+from siamesenorm.interop.perplexity import TextScore, Window, check_stride, score_text, windows_over
 from siamesenorm.tasks.harness import check_tasks
 from siamesenorm.tasks.harness import run_tasks as run_tasks_in_training
 from train.small_runs import SMALL
@@ -57,7 +57,13 @@ def test_windows_score_every_prediction_once(count, length, stride):
 
 def test_a_stride_beyond_the_window_is_refused():
     with pytest.raises(InteropError, match="from 1 to the window's 8"):
-        list(windows_over(20, 8, 9))
+        check_stride(8, 9)
+    assert [check_stride(8, 3), check_stride(8, None), check_stride(1, None)] == [3, 4, 1]
+
+
+def test_a_loss_beyond_floats_is_an_infinite_perplexity():
+    score = TextScore(nats=8000.0, tokens=4, utf8_bytes=4, words=1, windows=1, stderr=None)
+    assert score.token_perplexity == score.byte_perplexity == score.word_perplexity == float("inf")
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
@@ -295,6 +301,10 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path, capsys, monkeypatch):
     assert "is empty" in bad_input(capsys, folder, "--text", str(text))
     text.write_text(TEXT)
     assert "no" in bad_input(capsys, str(tmp_path / "nowhere"), "--text", str(text))
+    assert main(["evaluate", folder, "--text", str(text), "--stride", "49"]) == 2
+    out, err = capsys.readouterr()  # on stderr, transformers' bar comes first
+    assert out == ""
+    assert err.endswith("stride: 49 is not allowed; it takes a number from 1 to the window's 48\n")
     output = tmp_path / "no folder" / "result.json"
     assert "output" in bad_input(capsys, folder, "--text", str(text), "-o", str(output))
     assert "one of auto, float32, bfloat16" in bad_input(capsys, folder, "--text", str(text), "--dtype", "int8")

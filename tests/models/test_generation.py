@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from siamesenorm.models.generation import Sampling, generate, stream
+from siamesenorm.models.generation import Sampling, ends_with, generate, stream
 
 from .small import ALL, stirred
 
@@ -48,6 +48,39 @@ def test_stop_tokens_end_a_row_but_not_its_neighbours():
         assert row == (answer[: answer.index(stop)] if stop in answer else answer)
 
 
+def test_a_stop_across_tokens_ends_a_row_at_once():
+    model, asked = stirred(), []
+    free = generate(model, PROMPTS, max_new_tokens=8)
+    ended = ends_with(["", "".join(map(chr, free[0][2:5]))], lambda ids: "".join(map(chr, ids)))
+
+    def counted(answer):
+        asked.append(len(answer))
+        return ended(answer)
+
+    assert generate(model, PROMPTS[:1], max_new_tokens=8, stop_when=counted) == [free[0][:5]]
+    assert asked == [1, 2, 3, 4, 5]
+    assert generate(model, PROMPTS, max_new_tokens=8, stop_when=ended)[0] == free[0][:5]
+
+
+def test_no_new_tokens_is_an_empty_answer():
+    assert generate(stirred(), PROMPTS, max_new_tokens=0) == [[], [], []]
+
+
+def test_extreme_settings_are_the_greedy_or_the_free_draw():
+    model = stirred()
+    greedy = generate(model, PROMPTS, max_new_tokens=4)
+    for settings in ({"temperature": 1e-42}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0, "top_p": 1e-9}):
+        assert generate(model, PROMPTS, max_new_tokens=4, seed=0, **settings) == greedy
+    free = generate(model, PROMPTS, max_new_tokens=4, temperature=1.0, seed=0)
+    for settings in ({"top_k": 10**6}, {"top_p": 1.0}):
+        assert generate(model, PROMPTS, max_new_tokens=4, temperature=1.0, seed=0, **settings) == free
+
+
+def test_nothing_is_drawn_from_what_is_no_number():
+    with pytest.raises(ValueError, match="logits: the model's are not finite numbers"):
+        Sampling(1.0).choose(torch.tensor([[0.0, torch.nan]]))
+
+
 def test_same_seed_same_draw():
     model = stirred()
     draw = [generate(model, PROMPTS, max_new_tokens=8, temperature=3.0, seed=seed) for seed in (1, 1, 2)]
@@ -90,10 +123,14 @@ def test_bfloat16_decodes():
     ("arguments", "message"),
     [
         ({"temperature": -1.0}, r"temperature: -1\.0 is not allowed; it takes a number from 0"),
+        ({"temperature": float("inf")}, "temperature: inf is not allowed"),
         ({"top_k": 0}, "top_k: 0 is not allowed"),
         ({"top_p": 0.0}, r"top_p: 0\.0 is not allowed"),
         ({"prompts": [[1], []]}, "prompts: row 1 is not allowed"),
         ({"prompts": []}, "prompts: at least one row"),
+        ({"prompts": [[1], [50]]}, "prompts: token 50 is not allowed; it takes 0 to 49"),
+        ({"prompts": [[-1]]}, "prompts: token -1 is not allowed"),
+        ({"max_new_tokens": -1}, "max_new_tokens: -1 is not allowed"),
         ({"max_new_tokens": 60}, "max_new_tokens: 60 after a prompt of 5 tokens is not allowed"),
     ],
 )

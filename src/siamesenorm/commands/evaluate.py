@@ -69,6 +69,7 @@ def evaluate(
         from siamesenorm.data.atomic import write_json
         from siamesenorm.interop import harness
         from siamesenorm.interop.errors import InteropError
+        from siamesenorm.interop.perplexity import check_stride
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
@@ -96,6 +97,7 @@ def evaluate(
     else:
         loaded = harness.load_checkpoint(checkpoint, device=chosen, dtype=dtype, trust_remote_code=trust_remote_code)
     length = min(window or loaded.max_length, loaded.max_length)
+    stride = check_stride(length, stride)
     scores = harness.run_tasks(loaded, names, limit=limit, batch_size=batch_size) if names else []
     console = Console()
     measured = [(path, measure(console, loaded, path, content, length, stride, batch_size)) for path, content in texts]
@@ -105,7 +107,7 @@ def evaluate(
             "limit": limit,
             "batch_size": batch_size,
             "window": length,
-            "stride": stride or length // 2,
+            "stride": stride,
         }
         settings |= {"device": str(loaded.model.device), "dtype": str(loaded.model.dtype).removeprefix("torch.")}
         result = {
@@ -168,7 +170,7 @@ def read_text(path: Path) -> str:
 
 
 def measure(
-    console: Console, loaded: Any, path: Path, content: str, window: int, stride: int | None, batch_size: int
+    console: Console, loaded: Any, path: Path, content: str, window: int, stride: int, batch_size: int
 ) -> TextScore:
     """A text's score, with a progress bar meanwhile."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -176,7 +178,7 @@ def measure(
     from siamesenorm.interop.perplexity import score_text
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task(f"{path.name}, windows", total=None)
 
         def progress(done: int, total: int) -> None:

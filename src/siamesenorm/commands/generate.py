@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -32,12 +31,14 @@ def generate(
         list[str] | None,
         typer.Option(help="A text that ends an answer and is left out; may be given again.", show_default=False),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.", show_default=False)] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed draws the same text.", show_default=False)
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Texts to make of each prompt.")] = 1,
 ) -> None:
     """Let a trained language model go on with a text, or with several."""
     from siamesenorm.lab.inspection.source import open_folder
-    from siamesenorm.models.generation import Sampling
+    from siamesenorm.models.generation import Sampling, before, ends_with
     from siamesenorm.models.generation import generate as run_generation
     from siamesenorm.train.errors import ConfigError
 
@@ -56,22 +57,21 @@ def generate(
         raise ConfigError(
             f"prompt: {longest} tokens are not allowed; with the answer it takes up to model.max_length = {limit}"
         )
-    answers = run_generation(
-        found.model,
-        rows,
-        max_new_tokens=min(tokens, limit - longest),
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop_tokens=[tokenizer.eos_id, *(ids[0] for text in stop or [] if len(ids := tokenizer.encode(text)) == 1)],
-        seed=seed,
-    )
+    try:
+        answers = run_generation(
+            found.model,
+            rows,
+            max_new_tokens=min(tokens, limit - longest),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop_tokens=[tokenizer.eos_id],
+            stop_when=ends_with(stop or [], tokenizer.decode),
+            seed=seed,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     for number, (text, answer) in enumerate(zip(texts, answers, strict=True)):
         if number:
             typer.echo("·" * 8)
-        typer.echo(text + until(tokenizer.decode(answer), stop or []))
-
-
-def until(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stops."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+        typer.echo(text + before(tokenizer.decode(answer), stop or []))

@@ -40,7 +40,7 @@ class TextScore:
     @property
     def token_perplexity(self) -> float:
         """exp(nats per token)."""
-        return math.exp(self.nats_per_token)
+        return _exp(self.nats_per_token)
 
     @property
     def word_perplexity(self) -> float:
@@ -50,7 +50,7 @@ class TextScore:
     @property
     def byte_perplexity(self) -> float:
         """exp(nats per byte); comparable between tokenizers."""
-        return math.exp(self.nats / self.utf8_bytes)
+        return _exp(self.nats / self.utf8_bytes)
 
     @property
     def bits_per_byte(self) -> float:
@@ -66,13 +66,18 @@ class Window(NamedTuple):
     scored: int
 
 
+def check_stride(length: int, stride: int | None) -> int:
+    """How far windows of `length` tokens move: as given, where that is possible, or by half of them."""
+    if stride is not None and not 1 <= stride <= length:
+        raise InteropError(f"stride: {stride} is not allowed; it takes a number from 1 to the window's {length}")
+    return stride or max(length // 2, 1)
+
+
 def windows_over(predictions: int, length: int, stride: int) -> Iterator[Window]:
     """Windows of `length` tokens, each moved by `stride`, that score every one of `predictions` exactly once.
 
     The last one is moved back to be as long as the others: its past is longer, and all fit into a batch.
     """
-    if not 1 <= stride <= length:
-        raise InteropError(f"stride: {stride} is not allowed; it takes a number from 1 to the window's {length}")
     done = 0
     while done < predictions:
         stop = min(max(done + stride, length), predictions)
@@ -108,7 +113,7 @@ def score_text(
     if len(ids) < 2:
         raise InteropError("text: it has no token that could be scored")
     tokens = torch.tensor(ids)
-    plan = list(windows_over(len(ids) - 1, window, stride or max(window // 2, 1)))
+    plan = list(windows_over(len(ids) - 1, window, check_stride(window, stride)))
     losses: list[float] = []
     for start in range(0, len(plan), batch_size):
         losses += _losses(model, tokens, plan[start : start + batch_size])

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,7 @@ class Sampling:
     """Only the likeliest tokens that together reach this probability stay in the draw."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
+        if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature: {self.temperature} is not allowed; it takes a number from 0")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k: {self.top_k} is not allowed; it takes a whole number from 1")
@@ -40,11 +41,15 @@ class Sampling:
         """Token ids (batch,) from logits (batch, vocabulary)."""
         if self.temperature == 0:
             return logits.argmax(-1)
-        return torch.multinomial(self.probabilities(logits), 1, generator=generator).squeeze(-1)
+        probabilities = self.probabilities(logits)
+        if bool(probabilities.isnan().any()):
+            raise ValueError("logits: the model's are not finite numbers, so that nothing can be drawn from them")
+        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What tokens are drawn from, (batch, vocabulary); sums to 1."""
-        logits = logits.float() / self.temperature
+        logits = logits.float()
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # at most 0, however small the divisor
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             smallest = logits.topk(self.top_k, dim=-1).values[:, -1:]
             logits = logits.masked_fill(logits < smallest, -torch.inf)
@@ -64,12 +69,14 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     stop_tokens: Sequence[int] = (),
+    stop_when: Callable[[list[int]], bool] | None = None,
     seed: int | None = None,
 ) -> list[list[int]]:
     """New tokens for each prompt, up to `max_new_tokens` or to a stop token, which is not returned.
 
     prompts: rows of token ids, of any length each. Rows are drawn together from one generator, so that a draw
     depends on the seed and on the batch; greedy answers depend on nothing but the prompt.
+    stop_when: asked with a row's answer after each of its tokens; the row ends where it is true.
     """
     sampling = Sampling(temperature, top_k, top_p)
     stops = frozenset(stop_tokens)
@@ -80,11 +87,24 @@ def generate(
         for row in list(open_rows):
             if values[row] in stops:
                 open_rows.discard(row)
-            else:
-                answers[row].append(values[row])
+                continue
+            answers[row].append(values[row])
+            if stop_when is not None and stop_when(answers[row]):
+                open_rows.discard(row)
         if not open_rows:
             break
     return answers
+
+
+def ends_with(stops: Sequence[str], decode: Callable[[list[int]], str]) -> Callable[[list[int]], bool]:
+    """For `stop_when`: whether one of these texts has just been completed, in however many tokens."""
+    sized = [(stop, len(stop.encode())) for stop in stops if stop]  # a token is a byte at least
+    return lambda answer: any(stop in decode(answer[-size:]) for stop, size in sized)
+
+
+def before(text: str, stops: Sequence[str]) -> str:
+    """The text before the first of the stops."""
+    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
 
 
 def stream(
@@ -99,6 +119,12 @@ def stream(
     sampling = sampling or Sampling()
     device = model.embedding.weight.device
     input_ids, mask = pad_left(prompts, device)
+    low, high = (int(edge) for edge in input_ids.aminmax())
+    if low < 0 or high >= model.config.vocab_size:
+        wrong = low if low < 0 else high
+        raise ValueError(f"prompts: token {wrong} is not allowed; it takes 0 to {model.config.vocab_size - 1}")
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens: {max_new_tokens} is not allowed; it takes a whole number from 0")
     total = input_ids.shape[1] + max_new_tokens
     if total > model.config.max_length:
         raise ValueError(

@@ -11,7 +11,7 @@ from torch import nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import Tokenizer
-from siamesenorm.models.generation import generate
+from siamesenorm.models.generation import before, ends_with, generate
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks.likelihood import likelihoods, score_rows
 
@@ -77,10 +77,10 @@ def make_adapter(base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_le
             ids = tokenizer.encode(prompt)[most - max_length :] or [tokenizer.eos_id]
             inner = getattr(model, "module", model)  # DDP has none of the methods of what it wraps
             assert isinstance(inner, LanguageModel)
-            (made,) = generate(inner, [ids], max_new_tokens=most, stop_tokens=[tokenizer.eos_id])
-            text, until = tokenizer.decode(made), settings.get("until") or []
-            for stop in [until] if isinstance(until, str) else until:
-                text = text.partition(stop)[0] if stop else text
-            return text
+            until = settings.get("until") or []
+            stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+            ended = ends_with(stops, tokenizer.decode)
+            (made,) = generate(inner, [ids], max_new_tokens=most, stop_tokens=[tokenizer.eos_id], stop_when=ended)
+            return before(tokenizer.decode(made), stops)
 
     return Adapter()
