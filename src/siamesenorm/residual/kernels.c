@@ -182,10 +182,12 @@ FAST static void step_backward_rows(const StepCall *c, int64_t from, int64_t to,
         const float *gx = c->grad_x + i * dim, *gy = c->grad_y + i * dim, *gh = c->grad_h + i * dim;
         float *ox = c->out_x + i * dim, *oy = c->out_y + i * dim, *oo = c->out_output + i * dim;
         const float *gs = gh;
-        if (c->norm_in.present || c->gain) join(c, i, next, s);
         if (c->norm_in.present) {
+            join(c, i, next, s);
             back(gh, s, grad_s, dim, &c->norm_in, i, sums + 4 * dim, sums + 5 * dim);
             gs = grad_s;
+        } else if (c->gain && c->norm_x.present) {
+            apply(x1, next, dim, &c->norm_x, i);
         }
         back(gs, y1, oy, dim, &c->norm_y, i, sums + 2 * dim, sums + 3 * dim);
         for (int64_t j = 0; j < dim; j++) oy[j] += gy[j];
