@@ -10,8 +10,9 @@ setup(
     ext_modules=[
         Extension(
             "siamesenorm.residual._kernels",
-            ["src/siamesenorm/residual/kernels.c", "src/siamesenorm/layers/kernels.c"],
-            depends=["src/siamesenorm/residual/rows.h"],
+            [f"src/siamesenorm/{name}.c" for name in ("residual/kernels", "layers/kernels", "layers/experts")],
+            depends=["src/siamesenorm/residual/rows.h", "src/siamesenorm/layers/exponential.h"],
+            libraries=["m"],
             optional=True,
             extra_compile_args=FLAGS,
         )

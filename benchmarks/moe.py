@@ -104,6 +104,7 @@ def cell(name: str, calls: dict[str, Callable[[], None]], rounds: int, **facts: 
     return {
         "name": name,
         **facts,
+        "threads": torch.get_num_threads(),
         "dense_ms": 1e3 * statistics.median(times["dense"]),
         "moe_ms": 1e3 * statistics.median(times["moe"]),
         "ratio": statistics.median(ratios),
@@ -133,9 +134,10 @@ def sublayer(tokens: int, hidden: int, rounds: int) -> dict[str, Any]:
     return cell("sublayer forward+backward", calls, rounds, tokens=tokens, expert_hidden=hidden)
 
 
-def decode(hidden: int, rounds: int) -> dict[str, Any]:
-    """One token through one FFN without gradients, a hundred times a call."""
-    dense, moe, h = Dense(TOP_K * hidden), MoE(DIM, hidden, EXPERTS, TOP_K), torch.randn(1, 1, DIM)
+def decode(batch: int, hidden: int, rounds: int) -> dict[str, Any]:
+    """A token of every row of a batch through one FFN without gradients, a hundred times a call."""
+    torch.manual_seed(0)
+    dense, moe, h = Dense(TOP_K * hidden), MoE(DIM, hidden, EXPERTS, TOP_K), torch.randn(batch, 1, DIM)
 
     def run(module: nn.Module) -> Callable[[], None]:
         @torch.no_grad()
@@ -146,7 +148,7 @@ def decode(hidden: int, rounds: int) -> dict[str, Any]:
         return hundred
 
     calls = {"dense": run(dense), "moe": run(moe)}
-    return cell("100 × one token, no gradient", calls, rounds, tokens=1, expert_hidden=hidden)
+    return cell("100 × decoding, no gradient", calls, rounds, tokens=batch, expert_hidden=hidden)
 
 
 def zipf_text(batch: int) -> Tensor:
@@ -187,16 +189,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "moe.json")
+    parser.add_argument(
+        "--only", choices=("sublayer", "training", "decoding"), help="measure this part again, keep the others' rows"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    kept = [] if arguments.only is None else json.loads(arguments.out.read_text())["rows"]
+    parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "sublayer": lambda: [sublayer(*size, 3 * arguments.rounds) for size in ((1024, 256), (1024, 512), (2048, 512))],
+        "training": lambda: [language_model(*size, arguments.rounds) for size in ((4, 512), (8, 512), (8, 256))],
+        "decoding": lambda: [decode(batch, 512, 3 * arguments.rounds) for batch in (1, 4, 16)],
+    }
     rows = [
-        sublayer(tokens, hidden, 3 * arguments.rounds) for tokens, hidden in ((1024, 256), (1024, 512), (2048, 512))
+        row
+        for part, measure in parts.items()
+        for row in (measure() if arguments.only in (None, part) else [row for row in kept if part in row["name"]])
     ]
-    rows += [language_model(batch, hidden, arguments.rounds) for batch, hidden in ((4, 512), (8, 512), (8, 256))]
-    rows.append(decode(512, arguments.rounds))
     report = {
         "shape": {"dim": DIM, "experts": EXPERTS, "top_k": TOP_K, "blocks": BLOCKS, "sequence": SEQUENCE},
-        "threads": arguments.threads,
         "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
         "torch": torch.__version__,
         "processor": platform.machine(),

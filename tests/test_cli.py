@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,14 @@ def test_table_has_one_row_for_every_topology():
     for name, topology in TOPOLOGIES.items():
         for part in (topology.equation, topology.streams, topology.arxiv):
             assert part in rows[name]
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_a_drawing_is_not_broken_in_a_narrow_terminal(name):
+    shown = run("topologies", name, width=40).splitlines()
+    for line in TOPOLOGIES[name].drawing.splitlines():
+        drawn = re.match(r".*[─│┌┐└┘├┤┬┴▶▼]", line)
+        assert drawn is None or any(other.startswith(drawn[0]) for other in shown), line
 
 
 @pytest.mark.parametrize("width", [80, 120])

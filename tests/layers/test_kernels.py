@@ -11,6 +11,7 @@ from siamesenorm.layers import native
 from siamesenorm.layers.cache import KeyValueCache
 from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.mlp import swiglu
+from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import rotary_turn, rotate
 from siamesenorm.models.generation import generate
 from siamesenorm.models.lm import LanguageModel
@@ -78,6 +79,77 @@ def test_many_rows_gradients_other_types_and_autocast_go_to_pytorch(called):
 def test_a_wrong_width_never_reaches_the_kernel():
     with torch.no_grad(), pytest.raises(RuntimeError, match="shapes"):
         Linear(8, 8)(torch.randn(1, 16))
+
+
+@settings(max_examples=60)
+@given(
+    tokens=st.integers(1, 12),
+    width=st.integers(1, 40),
+    hidden=st.integers(1, 140),
+    experts=st.integers(1, 9),
+    share=st.floats(0, 1),
+    bias=st.booleans(),
+    normalize=st.booleans(),
+    threads=st.sampled_from([1, 2]),
+)
+def test_experts_on_a_few_tokens(tokens, width, hidden, experts, share, bias, normalize, threads):
+    torch.manual_seed(0)
+    moe = MoE(width, hidden, experts, 1 + int(share * (experts - 1)), bias=bias, normalize_top_k=normalize)
+    for parameter in (moe.b_in, moe.b_out) if bias else ():
+        torch.nn.init.normal_(parameter)
+    h, before = torch.randn(2 * tokens, width)[::2], torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            out, stats = moe(h)
+    finally:
+        torch.set_num_threads(before)
+    with disabled(), torch.no_grad():
+        expected, reported = moe(h)
+    scale = max(expected.abs().max().item(), 1)
+    assert_close(out, expected, rtol=0, atol=1e-6 * scale)
+    assert torch.equal(stats.tokens_per_expert, reported.tokens_per_expert)
+    assert_close(tuple(stats), tuple(reported), rtol=2e-6, atol=2e-6)
+
+
+def test_experts_with_wide_weights_are_shared_out_between_threads(called):
+    torch.manual_seed(0)
+    moe, h, found, before = MoE(128, 203, 8, 2), torch.randn(5, 128), [], torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            found.append(moe(h)[0])
+    torch.set_num_threads(before)
+    assert called == ["experts"] * 2
+    assert_close(*found, **CLOSE)
+
+
+def test_experts_step_aside_where_they_cannot_run(called):
+    moe, h = MoE(8, 6, 4, 2), torch.randn(3, 8)
+    with torch.no_grad():
+        moe(h)
+        assert called == ["experts"]
+        moe(torch.randn(native.FEW_SLOTS // 2 + 1, 8))
+        moe(torch.randn(0, 8))
+        MoE(8, 6, 4, 2, activation="gelu")(h)
+        MoE(8, 6, 4, 2, output_norm=lambda width: torch.nn.LayerNorm(width))(h)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert moe(h)[0].dtype is torch.bfloat16
+        with disabled():
+            moe(h)
+        moe.double()(h.double())
+    moe.float()(h)[0].sum().backward()
+    assert called == ["experts"]
+    assert moe.w_in.grad is not None
+
+
+def test_experts_let_nan_through():
+    h = torch.randn(3, 8)
+    h[1, 2] = torch.nan
+    with torch.no_grad():
+        out, stats = MoE(8, 6, 4, 2)(h)
+    assert out.isnan().all(-1).tolist() == [False, True, False]
+    assert stats.tokens_per_expert.sum() == 6
 
 
 @settings(max_examples=40)
@@ -163,3 +235,13 @@ def test_decoding_with_and_without_kernels_gives_the_same_tokens(called, topolog
     tokens = generate(model, ragged, max_new_tokens=5)
     assert "decode" not in called
     assert tokens == [generate(model, [row], max_new_tokens=5)[0] for row in ragged]
+
+
+def test_a_mixture_of_experts_decodes_the_same_with_and_without_kernels(called):
+    moe = {"experts": 6, "top_k": 2, "expert_dim": 20}
+    model = LanguageModel(LMConfig(vocab_size=40, dim=24, blocks=2, heads=4, ffn_dim=32, moe=moe), seed=0)
+    prompts = [[1, 2, 3, 4], [5, 6, 7]]
+    tokens = generate(model, prompts, max_new_tokens=20)
+    assert called.count("experts") == 2 * 20
+    with disabled():
+        assert generate(model, prompts, max_new_tokens=20) == tokens

@@ -17,6 +17,9 @@ from siamesenorm.residual import InitRule, SublayerNeeds
 WIDE = 110
 """Columns from which on an equation of several steps stays on one line."""
 
+DRAWN = re.compile("[─│┌┐└┘├┤┬┴▶▼]")
+"""Signs of a drawing, whose lines are never broken, also where the terminal is too narrow for them."""
+
 ATTENTION_NORMS = {
     "none": "nothing inside",
     "qk_head": "a norm per head on Q and K, before RoPE",
@@ -167,7 +170,7 @@ def _paper(arxiv: str) -> Text:
 
 
 def _fit(drawing: str, width: int) -> list[str]:
-    """The drawing's lines; where one is too wide, its side note moves closer and then folds, beside the next line."""
+    """The drawing's lines; where one is too wide, its side note moves closer and, if it can, folds."""
     lines: list[str] = []
     folded, at = "", 0
     for line in [*drawing.splitlines(), ""]:
@@ -180,8 +183,10 @@ def _fit(drawing: str, width: int) -> list[str]:
             line = re.sub(r"(?<=\S) {3,}(?=\w)", "  ", line)
         if len(line) >= width:
             gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}(?=\w)", line)]
-            at = gaps[-1] if gaps and gaps[-1] < width * 0.7 else 2
-            first, *rest = textwrap.wrap(line[at:], width - at - 1)
-            line, folded = line[:at] + first, " ".join(rest)
+            beside = gaps[-1] if gaps and gaps[-1] < width * 0.7 else 0
+            if beside or not DRAWN.search(line):
+                at = beside or 2
+                first, *rest = textwrap.wrap(line[at:], width - at - 1)
+                line, folded = line[:at] + first, " ".join(rest)
         lines.append(line)
     return lines[:-1] if not lines[-1] else lines

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from siamesenorm.layers import native
 from siamesenorm.layers.grouped import add_slots, grouped_linear, sort_slots
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.residual.base import WeightRole
@@ -101,10 +102,10 @@ class MoE(nn.Module):
     def forward(self, h: Tensor) -> tuple[Tensor, RouterStats]:
         """(..., dim) to the same, and what the router did."""
         tokens = h.reshape(-1, self.dim)
+        if not torch.is_grad_enabled() and (few := self._few_tokens(tokens)) is not None:
+            return few[0].view(h.shape), few[1]
         dtype = _compute_dtype(tokens)
         logits, log_p, weights, chosen = self.route(tokens)
-        if tokens.shape[0] == 1 and not torch.is_grad_enabled() and _runs_on_plain_cpu(tokens, self.w_in):
-            return self._one_token(tokens.to(dtype), weights, chosen).view(h.shape), self._report(logits, log_p, chosen)
         slots, order = sort_slots(chosen, self.experts)
         # The weight goes on the hidden units: an expert's output is then neither kept nor read again for it.
         weight = weights.flatten().index_select(0, order).unsqueeze(1)
@@ -128,17 +129,16 @@ class MoE(nn.Module):
                 weights = weights / weights.sum(-1, keepdim=True)
         return logits, log_p, weights, chosen
 
-    def _one_token(self, token: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Decoding: nothing to sort, so that the chosen experts are all it costs."""
-        dtype, experts = token.dtype, chosen[0].tolist()
-        inner = [F.linear(token, self.w_in[e].to(dtype), None if self.b_in is None else self.b_in[e]) for e in experts]
-        units = self.activate(torch.cat(inner), weights.t())
-        out = torch.zeros_like(token)
-        if self.b_out is not None:
-            out = (weights @ self.b_out[chosen[0]].to(weights.dtype)).to(dtype)
-        for unit, e in zip(units.split(1), experts, strict=True):
-            out = torch.addmm(out, unit, self.w_out[e].to(dtype).t())
-        return out
+    def _few_tokens(self, tokens: Tensor) -> tuple[Tensor, RouterStats] | None:
+        """Decoding: on CPU, all of `forward` in one compiled step, where that exists."""
+        weights = (self.router.weight, self.w_in, self.b_in, self.w_out, self.b_out)
+        if self.activation != "swiglu" or self.out_norm is not None or not runs_plain_eager(tokens, *weights):
+            return None
+        if not native.experts_usable(tokens, self.top_k, *weights):
+            return None
+        out, stats, counts = native.experts(tokens, self.top_k, self.normalize_top_k, *weights)
+        balance, z, entropy = stats.unbind()
+        return out, RouterStats(balance, z, counts, entropy)
 
     def activate(self, inner: Tensor, weight: Tensor) -> Tensor:
         """The hidden units of every slot, times the slot's weight."""
@@ -177,10 +177,6 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
     if x.dtype != torch.float64 and kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
-
-
-def _runs_on_plain_cpu(*tensors: Tensor) -> bool:
-    return all(t.device.type == "cpu" for t in tensors) and runs_plain_eager(*tensors)
 
 
 def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""The compiled CPU kernels of kernels.c: SwiGLU, rotary positions, and a token's linear layers and attention.
+"""The compiled CPU kernels of kernels.c and experts.c: SwiGLU, rotary positions, and what decoding needs.
 
 Each function is called behind its `..._usable`; elsewhere the layers run the same equations with PyTorch's operators.
 """
@@ -10,10 +10,13 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from siamesenorm.residual.native import call, plain
+from siamesenorm.residual.native import address, call, plain
 
 FEW_ROWS = 16
 """Up to so many rows, `linear` walks over the weights faster than PyTorch's matrix product."""
+
+FEW_SLOTS = 128
+"""The same of `experts`, in tokens times the experts that each is sent to."""
 
 
 class LinearArgs(Structure):
@@ -23,6 +26,16 @@ class LinearArgs(Structure):
         *((name, c_int64) for name in ("rows", "width", "out_dim")),
         ("threads", c_int32),
         *((name, c_void_p) for name in ("x", "weight", "bias", "out")),
+    )
+
+
+class ExpertsArgs(Structure):
+    """`ExpertsCall` of experts.c."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("tokens", "dim", "hidden", "experts", "top_k")),
+        *((name, c_int32) for name in ("threads", "normalize")),
+        *((name, c_void_p) for name in ("h", "router", "w_in", "b_in", "w_out", "b_out", "out", "stats", "counts")),
     )
 
 
@@ -90,6 +103,36 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     addresses = x.data_ptr(), weight.data_ptr(), shift, out.data_ptr()
     call("linear", LinearArgs(rows, width, out_dim, torch.get_num_threads(), *addresses))
     return out
+
+
+def experts_usable(tokens: Tensor, top_k: int, *weights: Tensor | None) -> bool:
+    """Whether `experts` may run on these tokens and weights, and is faster than PyTorch's products."""
+    return (
+        0 < tokens.shape[0] * top_k <= FEW_SLOTS
+        and plain(tokens, *weights)
+        and all(w is None or w.is_contiguous() for w in weights)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def experts(
+    tokens: Tensor,
+    top_k: int,
+    normalize: bool,
+    router: Tensor,
+    w_in: Tensor,
+    b_in: Tensor | None,
+    w_out: Tensor,
+    b_out: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A mixture of SwiGLU experts on a few tokens: output, (balance loss, z-loss, entropy), slots of each expert."""
+    tokens = tokens.contiguous()
+    out, stats = torch.empty_like(tokens), tokens.new_empty(3)
+    counts = torch.empty(len(router), dtype=torch.long)
+    addresses = map(address, (tokens, router, w_in, b_in, w_out, b_out, out, stats, counts))
+    sizes = (*tokens.shape, w_out.shape[2], len(router), top_k, torch.get_num_threads(), normalize)
+    call("experts", ExpertsArgs(*sizes, *addresses))
+    return out, stats, counts
 
 
 def swiglu_usable(projected: Tensor, grad: Tensor | None = None) -> bool:
