@@ -6,6 +6,9 @@ import pytest
 
 from siamesenorm.lab.records import find_runs, read_records, read_run, thinned
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import RunFolder
+from siamesenorm.train.recipes import resolve
+from siamesenorm.train.yaml import write_yaml
 
 from .folders import FACTS, write_run
 
@@ -28,6 +31,36 @@ def test_settings_are_the_fields_that_differ(tmp_path):
             write_run(tmp_path, topology, overrides=(f"warmup={warmup}", f"logging.every={warmup + 1}"))
     records = read_records(find_runs([tmp_path]))
     assert sorted(records.groups) == ["warmup=0", "warmup=4"]
+
+
+@pytest.mark.parametrize(
+    "axis", [("divergence.history=10", "divergence.history=20"), ("evaluation.sequences=8", "evaluation.sequences=16")]
+)
+def test_what_decides_a_result_outside_training_keeps_runs_apart(tmp_path, axis):
+    for setting in axis:
+        write_run(tmp_path, overrides=(setting, f"evaluation.every={len(setting)}"))
+    records = read_records(find_runs([tmp_path]))
+    assert not records.duplicates
+    assert sorted(records.groups) == sorted(setting.partition(".")[2] for setting in axis)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "axis"),
+    [
+        ("dit-digits", ("diffusion.schedule=cosine", "diffusion.schedule=linear")),
+        ("deit-digits", ("loss.smoothing=0.0", "loss.smoothing=0.1")),
+    ],
+)
+def test_a_tasks_own_sections_keep_runs_apart(tmp_path, recipe, axis):
+    for number, setting in enumerate(axis):
+        config = resolve(recipe, ["steps=400", setting])
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.yaml").write_text(write_yaml(config.as_dict()))
+        (folder / "status.json").write_text(json.dumps({"state": "finished", "step": 400, "evaluation": {"loss": 2.0}}))
+    assert len(read_records(find_runs([tmp_path])).runs) == 2
+    with pytest.raises(ConfigError, match=rf"whose {axis[0].partition('=')[0]} is"):
+        RunFolder(tmp_path / "0").check(resolve(recipe, ["steps=400", axis[1]]), "auto")
 
 
 def test_what_follows_from_another_field_is_not_said(tmp_path):

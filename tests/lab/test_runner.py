@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -186,6 +187,7 @@ def test_data_that_changed_under_its_name_is_noticed(tmp_path):
         (["lm-tiny"], "a recipe: --recipe"),
         (["--text", "nowhere.txt"], "'nowhere.txt' is neither a file nor a folder"),
         (["--text", "nowhere.txt", "--set", "blocks=0"], "model.blocks"),
+        (["--text", __file__, "--recipe", "deit-digits"], "the recipe is one of classification, not of language"),
         (["--figures", "gif"], "--figures: 'gif'"),
         (["--baseline", "span"], "--baseline: 'span' is not compared; it takes one of pre, post, siamese"),
         (["--engine", "slurm"], "--engine: 'slurm' is not known; it takes one of local, ray"),
@@ -206,7 +208,7 @@ def test_jobs_below_one_are_refused():
         LocalEngine(0)
 
 
-def test_a_users_text_is_prepared_once_and_partly_held_out(tmp_path):
+def test_a_users_text_is_prepared_once_and_partly_held_out(tmp_path, monkeypatch):
     text = tmp_path / "mine.txt"
     text.write_text("\n\n".join(f"Paragraph {number} says little." for number in range(400)))
     first = prepare_text(text, tmp_path / "out")
@@ -215,6 +217,9 @@ def test_a_users_text_is_prepared_once_and_partly_held_out(tmp_path):
     assert index["splits"]["train"]["documents"] > 300
     moment = (first / "index.json").stat().st_mtime_ns
     assert prepare_text(text, tmp_path / "out") == first
+    monkeypatch.chdir(tmp_path)
+    assert prepare_text(Path("mine.txt"), Path("out")) == first  # wherever it is called from
+    assert first.name.startswith("mine-")
     assert (first / "index.json").stat().st_mtime_ns == moment
     text.write_text(text.read_text() + "\n\nOne more.")
     assert prepare_text(text, tmp_path / "out") != first  # cells of the old text are not taken for new ones

@@ -111,7 +111,9 @@ def compare(
         preset=chosen,
     )
     asked = make()
-    asked.cells()  # what is wrong is said before a text is prepared
+    task = asked.cells()[0].config.task  # what is wrong is said before a text is prepared
+    if text is not None and task != "language":
+        raise ConfigError(f"--text: {str(text)!r} is not allowed; the recipe is one of {task}, not of language")
     if baseline is not None and baseline not in asked.topologies:
         raise ConfigError(f"--baseline: {baseline!r} is not compared; it takes one of {', '.join(asked.topologies)}")
     grid = asked if text is None else make(data=prepare_text(text, folder))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,
 """What is compared where nothing is asked for; docs/log.md says how it was chosen."""
 ENGINES = ("local", "ray")
 DATA = "data"
+LONGEST_NAME = 40
+"""Signs that a text's own name gives its folder."""
 HELD_OUT = 0.05
 """Share of a user's text."""
 
@@ -117,10 +120,14 @@ def _by_field(recipe: str, texts: Sequence[str]) -> dict[str, tuple[Setting, ...
 
 
 def prepare_text(source: Path, out: Path) -> Path:
-    """Token shards of a user's text, a part of which is held out; the same text is not prepared twice."""
+    """Token shards of a user's text, a part of which is held out; the same text is not prepared twice.
+
+    The path is absolute, so that runs on it can be looked at from any folder.
+    """
     sources = find_sources([source])
     digest = hashlib.sha256("".join(found.sha256() for found in sources).encode()).hexdigest()
-    folder = out / DATA / digest[:8]
+    name = re.sub(r"[^\w.-]+", "_", source.resolve().stem)[:LONGEST_NAME]
+    folder = out.resolve() / DATA / f"{name}-{digest[:8]}"
     units = [read_index(folder).settings.unit] if (folder / INDEX).is_file() else ["file", "paragraph", "line"]
     for unit in units:  # what is held out is held out whole
         index = prepare([source], folder, unit=unit, validation=HELD_OUT, overwrite=True)

@@ -18,8 +18,8 @@ from siamesenorm.train.divergence import LEARNT
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CONFIG, RunFolder, read_metrics
 
-COUNTED = ("task", "model", "data", "optimizer", "schedule", "train")
-"""Sections in which runs may differ; the rest decides what is shown or saved."""
+UNCOUNTED = ("every", "at_once", "lm_eval")
+"""Fields of the evaluation that decide when and how it runs, and no number that runs are compared by."""
 HIGHER_IS_BETTER = ("accuracy", "top1", "top5", "arithmetic", "inception_score")
 POINTS = 200
 """Points of a loss curve in a report; each is the mean of what lies between it and the one before."""
@@ -54,13 +54,11 @@ class Run(OnAxes):
     @property
     def fields(self) -> dict[str, Any]:
         """Every field that decides the run, by dotted name, corpora by their hashes where these are known."""
-        values = self.config.as_dict()
-        hashes: Mapping[str, str] = self.facts.get("data", {})
-        values["data"] = {
-            name: [hashes.get(item, item) for item in value] if isinstance(value, list) else value
-            for name, value in values["data"].items()
-        }
-        return dict(_flat({section: values[section] for section in COUNTED}))
+        values, hashes = self.config.decisive(), self.facts.get("data", {})
+        values["data"] = {name: _hashed(value, hashes) for name, value in values["data"].items()}
+        evaluation = self.config.as_dict()["evaluation"].items()
+        values["evaluation"] = {name: value for name, value in evaluation if name not in UNCOUNTED}
+        return dict(_flat(values))
 
     def score(self, metric: str) -> float | None:
         """Its last held-out number of a name, if it reached its end."""
@@ -207,6 +205,13 @@ def _settings(runs: Sequence[Run]) -> dict[str, str]:
         identity: " ".join(f"{name.rpartition('.')[2]}={_text(values.get(name))}" for name in kept)
         for identity, values in fields.items()
     }
+
+
+def _hashed(value: Any, hashes: Mapping[str, str]) -> Any:
+    """Data by their content, where it is known."""
+    if isinstance(value, list):
+        return [_hashed(item, hashes) for item in value]
+    return hashes.get(value, value) if isinstance(value, str) else value
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -15,6 +15,8 @@ from siamesenorm.tasks.base import Section
 
 LARGEST_STEPS = 10**9
 LARGEST_BATCH = 2**24
+INDIFFERENT = ("about", "checkpoint", "evaluation", "logging", "parallel")
+"""Sections that decide no loss; a resumed run may have others than it began with."""
 
 
 class OptimizerConfig(Section):
@@ -228,6 +230,6 @@ class RunConfig(Section):
         """Plain data, every field resolved; `parse_config` gives the same configuration again."""
         return self.model_dump(mode="json")
 
-
-DECISIVE = ("task", "model", "data", "loss", "optimizer", "schedule", "train", "divergence")
-"""Sections that decide the losses; a run goes on with others than it began with only in the rest."""
+    def decisive(self) -> dict[str, Any]:
+        """What decides the losses, a task's own sections included: a run goes on only with the same."""
+        return {name: value for name, value in self.as_dict().items() if name not in INDIFFERENT}

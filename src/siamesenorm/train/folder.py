@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from siamesenorm.data.atomic import remove_partial, whole_file, write_json
-from siamesenorm.train.config import DECISIVE, RunConfig
+from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import shown
 from siamesenorm.train.recipes import differing_field, load_recipe, parse_config
@@ -85,7 +85,7 @@ class RunFolder:
             return
         if mode == "restart":
             return
-        difference = differing_field(self.config(), config, DECISIVE)
+        difference = differing_field(self.config().decisive(), config.decisive())
         if difference is not None:
             field, there, here = difference
             raise ConfigError(

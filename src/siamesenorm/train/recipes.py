@@ -142,9 +142,9 @@ def _config_class(task: type[Task]) -> type[RunConfig]:
     return made
 
 
-def differing_field(one: RunConfig, other: RunConfig, sections: Sequence[str]) -> tuple[str, Any, Any] | None:
-    """The first field of these sections that two configurations differ in, with both values."""
-    pairs = [(name, one.as_dict().get(name), other.as_dict().get(name)) for name in sections]
+def differing_field(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first field by dotted name that two configurations differ in, with both values."""
+    pairs = [(name, one.get(name), other.get(name)) for name in {**one, **other}]
     while pairs:
         path, first, second = pairs.pop(0)
         if isinstance(first, dict) and isinstance(second, dict):
