@@ -77,6 +77,9 @@ def test_a_run_trains_on_latents_and_verify_finds_them_sound(encoded, root, caps
     sample = ["sample", str(root / "run"), "--classes", "3", "--per-class", "2", "--sampler", "ddim", "--steps", "2"]
     files = ["--out", str(root / "grid.png"), "--individually", str(root / "made.npz")]
     assert "vae: is missing" in one_sentence([*sample, *files], capsys)
+    tiny_autoencoder(root / "wide", latent_channels=8)
+    wide = one_sentence([*sample, *files, "--vae", str(root / "wide")], capsys)
+    assert "its latents have 8 channels and this model makes 4" in wide
     assert main([*sample, *files, "--vae", str(root / "pipeline")]) == 0
     with np.load(root / "made.npz", allow_pickle=False) as found:
         assert found["arr_0"].shape == (2, 8, 8, 3)  # decoded: latents of 4 × 4 are pictures of 8 × 8

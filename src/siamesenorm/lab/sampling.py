@@ -84,7 +84,13 @@ class Generator:
             raise ConfigError("vae: is missing; a model of latents takes the folder of their AutoencoderKL")
         from siamesenorm.interop.autoencoder import load_autoencoder
 
-        return load_autoencoder(autoencoder).decode
+        loaded, channels = load_autoencoder(autoencoder), self.model.config.channels
+        if loaded.latent_channels != channels:
+            raise ConfigError(
+                f"vae: {str(autoencoder)!r} is not allowed; its latents have {loaded.latent_channels} channels "
+                f"and this model makes {channels}"
+            )
+        return loaded.decode
 
     def classes(self, text: str) -> list[int]:
         """Classes of a text such as ``0-9``, ``3,5``, ``Sandal,Bag`` or ``unconditional``."""
