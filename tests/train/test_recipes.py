@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml as plain_yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from siamesenorm.models.presets import PRESETS
@@ -244,6 +244,12 @@ SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st
 )
 
 
+TWICE = ["the same list"]
+
+
+@example({"0E0": None, "1e5": "1e5", "": "null", "~": "True"})
+@example({"\x85": "\u2028", "\n a": " \n", "\ufeff": "\t", "\xa0": "\r"})
+@example([TWICE, TWICE])
 @given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)))
 def test_written_yaml_reads_back(value):
     assert read_yaml(write_yaml(value), "x") == value

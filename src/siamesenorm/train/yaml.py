@@ -47,7 +47,20 @@ _Loader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever `_Loader` or an ordinary loader would read as something else."""
+    """Quotes whatever `_Loader` or an ordinary loader would read as something else; writes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write in full what stands twice."""
+        return True
+
+    def represent_text(self, text: str) -> yaml.Node:
+        """Double quotes where text would be read as a number, and around line breaks of all kinds."""
+        resolvers = [pair for pairs in _Loader.yaml_implicit_resolvers.values() for pair in pairs]
+        is_plain = text.isprintable() and not any(pattern.match(text) for _, pattern in resolvers)
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def read_yaml(text: str, name: str) -> Any:
