@@ -3,6 +3,7 @@
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import providers
 
 from installed import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # hooks
 from siamesenorm.interop.torchvision_ops import declare_missing_ops
@@ -17,6 +18,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("siamesenorm")
+# Hypothesis also tries constants of whatever modules are loaded by then, which depends on the order of the tests.
+providers._get_local_constants = lambda: providers._local_constants
 torch.set_num_threads(1)
 declare_missing_ops()  # for tests that import transformers or timm themselves
 
