@@ -9,7 +9,7 @@ READY := .venv/.ready
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/siamesenorm/*/*.[ch])
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/siamesenorm/*/kernels/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing into .venv (a few minutes the first time)'
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'

@@ -6,12 +6,14 @@ from setuptools import Extension, setup
 # The last four flags let sums run over vector lanes; NaN and infinity keep their meaning.
 FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"]
 
+SOURCES = ("residual/kernels/rows", "layers/kernels/sublayers", "layers/kernels/experts")
+
 setup(
     ext_modules=[
         Extension(
-            "siamesenorm.residual._kernels",
-            [f"src/siamesenorm/{name}.c" for name in ("residual/kernels", "layers/kernels", "layers/experts")],
-            depends=["src/siamesenorm/residual/rows.h", "src/siamesenorm/layers/exponential.h"],
+            "siamesenorm.residual.kernels._kernels",
+            [f"src/siamesenorm/{name}.c" for name in SOURCES],
+            depends=["src/siamesenorm/residual/kernels/rows.h", "src/siamesenorm/layers/kernels/exponential.h"],
             libraries=["m"],
             optional=True,
             extra_compile_args=FLAGS,

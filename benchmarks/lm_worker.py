@@ -219,8 +219,8 @@ def copy_weights(contestant: Contestant, file: Path, save: bool) -> None:
             value, gate = state[f"blocks.{l}.ffn.up.weight"].chunk(2)
             prefix = f"model.layers.{l}"
             renamed |= {
-                f"{prefix}.input_layernorm.weight": state[f"residual.links.{2 * l}.norm.weight"],
-                f"{prefix}.post_attention_layernorm.weight": state[f"residual.links.{2 * l + 1}.norm.weight"],
+                f"{prefix}.input_layernorm.weight": state[f"blocks.{l}.links.0.norm.weight"],
+                f"{prefix}.post_attention_layernorm.weight": state[f"blocks.{l}.links.1.norm.weight"],
                 f"{prefix}.self_attn.q_proj.weight": q,
                 f"{prefix}.self_attn.k_proj.weight": k,
                 f"{prefix}.self_attn.v_proj.weight": v,

@@ -91,6 +91,6 @@ def olmo_names(model: LanguageModel) -> Names:
         inside = f"blocks.{block}."
         modules |= {inside + ours: inside + theirs for theirs, ours in SUBLAYERS.items()}
         for position, link in enumerate(LINKS[family]):
-            place = f"residual.links.{2 * block + position}."
+            place = f"blocks.{block}.links.{position}."
             modules |= {place + ours: inside + theirs for theirs, ours in link.items()}
     return {name: "transformer." + rename(name, modules) for name, _ in model.named_parameters()}

@@ -92,6 +92,6 @@ def deit_names(model: VisionTransformer) -> Names:
         inside = f"blocks.{block}."
         modules |= {inside + ours: inside + theirs for theirs, ours in SUBLAYERS.items()}
         for position in (0, 1):
-            place = f"residual.links.{2 * block + position}."
+            place = f"blocks.{block}.links.{position}."
             modules |= {place + ours: inside + theirs.format(position + 1) for theirs, ours in LINKS[topology].items()}
     return {name: rename(name, modules) for name, _ in model.named_parameters()}

@@ -99,7 +99,7 @@ def dit_names(model: DiT) -> Names:
     for block in range(model.config.blocks):
         modules |= {f"blocks.{block}.{ours}": f"blocks.{block}.{theirs}" for ours, theirs in BLOCK.items()}
         for position in (1, 2):
-            link = f"residual.links.{2 * block + position - 1}"
+            link = f"blocks.{block}.links.{position - 1}"
             modules |= {
                 f"{link}.x.norm": f"blocks.{block}.postnorm{position}",
                 f"{link}.y.norm": f"blocks.{block}.prenorm{position}",

@@ -5,13 +5,8 @@ The norm that is modulated is the topology's own, without affine; the gate works
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from siamesenorm.residual.flow import Gated
 
 
 class Modulation(nn.Module):
@@ -30,18 +25,6 @@ class Modulation(nn.Module):
         """Zero: no shift, no scale, closed gates."""
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
-
-
-class Condition(NamedTuple):
-    """What one sublayer is conditioned by."""
-
-    shift: Tensor
-    scale: Tensor
-    gate: Tensor
-
-    def around(self, sublayer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Gated]:
-        """The sublayer as a topology carries it: ``gate * F(modulate(h))``, the gate applied by the topology."""
-        return lambda h: Gated(sublayer(modulate(h, self.shift, self.scale)), self.gate)
 
 
 def modulate(h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from siamesenorm.layers import native
 from siamesenorm.layers.cache import KeyValueCache
+from siamesenorm.layers.kernels import decode
 from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.mask import Visibility
 from siamesenorm.layers.rotary import Turn, rotate, split_and_rotate
 from siamesenorm.residual.base import AttentionNorm, SublayerNeeds, WeightRole
-from siamesenorm.residual.fused.recompute import recomputed, remembering
-from siamesenorm.residual.norms import NormFactory, runs_plain_eager
+from siamesenorm.residual.norms import NormFactory
 
 RoleWeights = Iterator[tuple[WeightRole, Tensor]]
 
@@ -102,7 +101,7 @@ class Attention(nn.Module):
     def forward(self, h: Tensor, context: AttentionContext) -> Tensor:
         """(batch, tokens, dim) to the same."""
         batch, tokens, _ = h.shape
-        if tokens == 1 and self.attend is attend and runs_plain_eager(h) and not torch.is_grad_enabled():
+        if tokens == 1 and self.attend is attend and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             o = self.attend_next(*self.project(h), context)
         else:
             q, k, v = self.project_and_turn(h, context.turn)
@@ -112,20 +111,20 @@ class Attention(nn.Module):
 
     def attend_all(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         """Attention of turned heads (batch, tokens, heads, head_dim) to themselves and to the cache, the same shape."""
-        with remembering(q, k, v):
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            if context.cache is not None:
-                k, v = context.cache.update(self.layer, k, v)
-            return self.attend(q, k, v, context.visible, 0.0).transpose(1, 2)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if context.cache is not None:
+            k, v = context.cache.update(self.layer, k, v)
+        return self.attend(q, k, v, context.visible, 0.0).transpose(1, 2)
 
     def attend_next(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         """The same of one token whose heads are not yet turned: on CPU, all of it in one compiled step."""
         cache, seen = context.cache, context.visible
         if isinstance(cache, KeyValueCache) and seen.mask is None:
             keys, values = cache.keys[self.layer], cache.values[self.layer]
-            if native.decode_usable(q, k, v, *context.turn, keys):
-                first = 0 if seen.last_keys is None else cache.length + 1 - seen.last_keys
-                return native.decode(q, k, v, *context.turn, keys, values, cache.length, first)
+            first = 0 if seen.last_keys is None else cache.length + 1 - seen.last_keys
+            attended = decode.attention(q, k, v, *context.turn, keys, values, cache.length, first)
+            if attended is not None:
+                return attended
         return self.attend_all(rotate(q, context.turn), rotate(k, context.turn), v, context)
 
     def project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,16 +133,13 @@ class Attention(nn.Module):
         return self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
 
     def project_and_turn(self, h: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
-        """`project`, with queries and keys turned by their positions. Backward makes normed heads again."""
+        """`project`, with queries and keys turned by their positions."""
         qkv = self.qkv(h)
         if self.q_norm is None:
             return split_and_rotate(qkv.view(*qkv.shape[:2], -1, self.head_dim), self.heads, self.kv_heads, turn)
         q, k, v = self.split(qkv)
-        return (
-            recomputed(lambda q: rotate(self.normed(q, self.q_norm), turn), q),
-            recomputed(lambda k: rotate(self.normed(k, self.k_norm), turn), k),
-            v if self.v_norm is None else recomputed(lambda v: self.normed(v, self.v_norm), v),
-        )
+        q, k, v = self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
+        return rotate(q, turn), rotate(k, turn), v
 
     def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
         """Heads of queries, keys and values."""

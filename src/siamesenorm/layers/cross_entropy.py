@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager
 
 CHUNK_LOGITS = 2**24  # 64 MB of float32
 CHUNK_TOKENS = 256  # fewer and the head's weight is read from memory more often than it is used
@@ -52,8 +53,20 @@ def linear_cross_entropy(
             dtype = torch.float32  # gradients are made before the loss scale reaches them, and would vanish in float16
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     counted = (labels != ignore_index).sum().clamp(min=1) if reduction == "mean" else labels.new_ones(())
+    if not runs_eager(hidden, weight, labels) and not torch.compiler.is_compiling():
+        return plain(hidden, weight, labels, counted, ignore_index, z_weight)
     chunk = chunk or chunk_tokens(weight.shape[0])
     return _LinearCrossEntropy.apply(hidden, weight, labels, counted, ignore_index, z_weight, chunk)
+
+
+def plain(hidden: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, ignore: int, z_weight: float) -> Tensor:
+    """The same with all logits at once, in ordinary operators: for transforms, traces and second derivatives."""
+    logits = F.linear(hidden, weight)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = F.cross_entropy(logits, labels, ignore_index=ignore, reduction="none")
+    if z_weight:
+        losses = losses + z_weight * logits.logsumexp(-1).square().where(labels != ignore, 0)
+    return losses.sum() / counted
 
 
 def token_losses(
@@ -106,16 +119,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     torch.mm(grad, weight, out=grad_hidden[start : start + chunk])
                 if grad_weight is not None:
                     _add_product(grad_weight, grad.t(), rows, first=start == 0)
-        ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        ctx.save_for_backward(grad_hidden, grad_weight, hidden, weight, labels, counted)
+        ctx.ignore, ctx.z = ignore, z
         return total / counted
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grads = ctx.saved_tensors
+        *grads, hidden, weight, labels, counted = ctx.saved_tensors
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            found = plain_gradients(lambda h, w: plain(h, w, labels, counted, ctx.ignore, ctx.z), (hidden, weight), (grad,))
+            return *found, None, None, None, None, None
         # Looking at the number costs nothing on a CPU and saves a pass over the head's gradient.
         if torch.compiler.is_compiling() or grad.device.type != "cpu" or grad.item() != 1:
-            grads = tuple(None if g is None else g * grad.to(g.dtype) for g in grads)
+            grads = [None if g is None else g * grad.to(g.dtype) for g in grads]
         return *grads, None, None, None, None, None
 
 

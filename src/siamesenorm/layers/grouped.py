@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
-from siamesenorm.residual.norms import runs_plain_eager
+from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager
 
 
 class Slots(NamedTuple):
@@ -44,7 +43,7 @@ def sort_slots(chosen: Tensor, experts: int) -> tuple[Slots, Tensor]:
 
 
 def _add_slots(values: Tensor, of_token: Tensor) -> Tensor:
-    if values.device.type == "cpu" and runs_plain_eager(values) and values.shape[0]:
+    if values.device.type == "cpu" and runs_eager(values) and values.shape[0]:
         return F.embedding_bag(of_token, values, mode="sum")  # gathers and adds in one pass
     return values.index_select(0, of_token.flatten()).unflatten(0, of_token.shape).sum(1)
 
@@ -58,7 +57,6 @@ class _AddSlots(torch.autograd.Function):
         return _add_slots(values, of_token)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (token,) = ctx.saved_tensors
         return grad.index_select(0, token), None, None
@@ -66,7 +64,7 @@ class _AddSlots(torch.autograd.Function):
 
 def add_slots(values: Tensor, slots: Slots) -> Tensor:
     """(slots, d) to (tokens, d): the sum over each token's slots."""
-    if runs_plain_eager(values):
+    if runs_eager(values):
         return _AddSlots.apply(values, slots.token, slots.of_token)
     return _add_slots(values, slots.of_token)
 
@@ -87,8 +85,8 @@ def grouped_linear(
         rows = x.index_select(0, slots.token) if dispatch else x
         out = F.grouped_mm(rows, weight.to(x.dtype).transpose(1, 2), offs=slots.ends.to(torch.int32))
         return out if bias is None else out + _expert_rows(bias, slots).to(x.dtype)
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return _transformable(x.index_select(0, slots.token) if dispatch else x, weight, bias, slots)
+    if not torch.compiler.is_compiling() and not runs_eager(x, weight, bias):
+        return plain(x, weight, bias, slots.ends, slots.token if dispatch else None)
     token, of_token = (slots.token, slots.of_token) if dispatch else (None, None)
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return torch.ops.siamesenorm.grouped_linear(x, weight, bias, slots.ends, token, of_token)
@@ -101,12 +99,15 @@ def has_grouped_mm(x: Tensor, weight: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16 and aligned and hasattr(F, "grouped_mm")
 
 
-def _transformable(rows: Tensor, weight: Tensor, bias: Tensor | None, slots: Slots) -> Tensor:
-    """The projection in ordinary operators, for `torch.func`, which does not take the operator below."""
+def plain(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, token: Tensor | None) -> Tensor:
+    """The projection in ordinary operators: for `torch.func`, which does not take the operator below, and for its
+    second derivatives.
+    """
+    rows = x if token is None else x.index_select(0, token)
     biases = [None] * weight.shape[0] if bias is None else bias.to(rows.dtype).unbind()
-    sizes = slots.ends.diff(prepend=slots.ends.new_zeros(1)).tolist()
+    sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
     experts = zip(rows.split(sizes), weight.to(rows.dtype).unbind(), biases, strict=True)
-    return torch.cat([F.linear(part, w, b) for part, w, b in experts if part.shape[0]])
+    return torch.cat([F.linear(part, w, b) for part, w, b in experts])
 
 
 def _expert_rows(bias: Tensor, slots: Slots) -> Tensor:
@@ -204,13 +205,16 @@ def _(grad: Any, x: Any, weight: Any, ends: Any, token: Any, of_token: Any, *wan
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, _, ends, token, of_token = inputs
-    ctx.save_for_backward(x, weight, ends, token, of_token)
+    x, weight, bias, ends, token, of_token = inputs
+    ctx.save_for_backward(x, weight, bias, ends, token, of_token)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     wants = ctx.needs_input_grad[:3]
-    grads = torch.ops.siamesenorm.grouped_linear_backward(grad, *ctx.saved_tensors, *wants)
+    x, weight, bias, ends, token, of_token = ctx.saved_tensors
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return *plain_gradients(lambda *inputs: plain(*inputs, ends, token), (x, weight, bias), (grad,)), None, None, None
+    grads = torch.ops.siamesenorm.grouped_linear_backward(grad, x, weight, ends, token, of_token, *wants)
     return *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)), None, None, None
 
 

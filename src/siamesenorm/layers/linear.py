@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from siamesenorm.layers import native
-from siamesenorm.residual.norms import runs_plain_eager
+from siamesenorm.layers.kernels import decode
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x @ weight.T + bias`` as `torch.nn.functional.linear`."""
-    if not torch.is_grad_enabled() and runs_plain_eager(x, weight, bias) and native.linear_usable(x, weight, bias):
-        return native.linear(x, weight, bias)
-    return F.linear(x, weight, bias)
+    few = decode.linear(x, weight, bias)
+    return F.linear(x, weight, bias) if few is None else few
 
 
 class Linear(nn.Linear):

@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from siamesenorm.layers import native
 from siamesenorm.layers.attention import RoleWeights
+from siamesenorm.layers.kernels.swiglu import swiglu
 from siamesenorm.layers.linear import Linear
 from siamesenorm.residual.base import SublayerNeeds
-from siamesenorm.residual.norms import NormFactory, runs_plain_eager
+from siamesenorm.residual.norms import NormFactory
 
 Activation = Literal["swiglu", "gelu"]
-
-
-def swiglu(projected: Tensor) -> Tensor:
-    """``silu(gate) * value`` of one projection, whose halves are (value, gate)."""
-    if runs_plain_eager(projected):
-        return _SwiGLU.apply(projected) if torch.is_grad_enabled() else _swiglu(projected)
-    value, gate = projected.chunk(2, dim=-1)
-    return F.silu(gate) * value
-
-
-def _swiglu(projected: Tensor) -> Tensor:
-    if native.swiglu_usable(projected):
-        return native.swiglu(projected)
-    value, gate = projected.chunk(2, dim=-1)
-    return F.silu(gate).mul_(value)
-
-
-class _SwiGLU(torch.autograd.Function):
-    """Keeps the projection alone; autograd would also keep silu(gate)."""
-
-    @staticmethod
-    def forward(ctx: Any, projected: Tensor) -> Tensor:
-        ctx.save_for_backward(projected)
-        return _swiglu(projected)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (projected,) = ctx.saved_tensors
-        if native.swiglu_usable(projected, grad):
-            return native.swiglu_backward(grad.contiguous(), projected)
-        value, gate = projected.chunk(2, dim=-1)
-        out = torch.empty_like(projected)
-        grad_value, grad_gate = out.chunk(2, dim=-1)
-        torch.mul(grad, F.silu(gate), out=grad_value)
-        torch.ops.aten.silu_backward.grad_input(grad * value, gate, grad_input=grad_gate)
-        return out
 
 
 class MLP(nn.Module):

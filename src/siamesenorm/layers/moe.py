@@ -12,13 +12,14 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from siamesenorm.layers import native
 from siamesenorm.layers.grouped import add_slots, grouped_linear, sort_slots
+from siamesenorm.layers.kernels import decode
+from siamesenorm.layers.kernels.swiglu import swiglu
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.residual.base import WeightRole
-from siamesenorm.residual.norms import LOW_PRECISION, NormFactory, runs_plain_eager
+from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION
+from siamesenorm.residual.norms import NormFactory
 
 
 class RouterStats(NamedTuple):
@@ -131,25 +132,19 @@ class MoE(nn.Module):
 
     def _few_tokens(self, tokens: Tensor) -> tuple[Tensor, RouterStats] | None:
         """Decoding: on CPU, all of `forward` in one compiled step, where that exists."""
+        if self.activation != "swiglu" or self.out_norm is not None:
+            return None
         weights = (self.router.weight, self.w_in, self.b_in, self.w_out, self.b_out)
-        if self.activation != "swiglu" or self.out_norm is not None or not runs_plain_eager(tokens, *weights):
+        few = decode.experts(tokens, self.top_k, self.normalize_top_k, *weights)
+        if few is None:
             return None
-        if not native.experts_usable(tokens, self.top_k, *weights):
-            return None
-        out, stats, counts = native.experts(tokens, self.top_k, self.normalize_top_k, *weights)
+        out, stats, counts = few
         balance, z, entropy = stats.unbind()
         return out, RouterStats(balance, z, counts, entropy)
 
     def activate(self, inner: Tensor, weight: Tensor) -> Tensor:
         """The hidden units of every slot, times the slot's weight."""
-        lean = self.activation == "swiglu" and self.out_norm is None and runs_plain_eager(inner, weight)
-        if lean:
-            return _WeightedSwiGLU.apply(inner, weight) if torch.is_grad_enabled() else _weighted_swiglu(inner, weight)
-        if self.activation == "swiglu":
-            value, gate = inner.chunk(2, dim=-1)
-            units = F.silu(gate) * value
-        else:
-            units = F.gelu(inner)
+        units = swiglu(inner) if self.activation == "swiglu" else F.gelu(inner)
         if self.out_norm is not None:
             units = self.out_norm(units)
         return (units * weight).to(inner.dtype)
@@ -184,32 +179,3 @@ def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return contextlib.nullcontext()
     return torch.autocast(kind, enabled=False)
-
-
-def _weighted_swiglu(inner: Tensor, weight: Tensor) -> Tensor:
-    value, gate = inner.chunk(2, dim=-1)
-    return F.silu(gate).mul_(value).mul_(weight)
-
-
-class _WeightedSwiGLU(torch.autograd.Function):
-    """silu(gate) * value * weight; keeps the projection alone."""
-
-    @staticmethod
-    def forward(ctx: Any, inner: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(inner, weight)
-        return _weighted_swiglu(inner, weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        inner, weight = ctx.saved_tensors
-        value, gate = inner.chunk(2, dim=-1)
-        out = torch.empty_like(inner)
-        grad_value, grad_gate = out.chunk(2, dim=-1)
-        silu = F.silu(gate)
-        # grad_value serves as room for grad * silu before the weight, whose product with value is weight's gradient.
-        torch.mul(grad, silu, out=grad_value)
-        grad_weight = torch.mul(grad_value, value, out=silu).sum(-1, keepdim=True, dtype=weight.dtype)
-        grad_value.mul_(weight)
-        torch.ops.aten.silu_backward.grad_input((grad * value).mul_(weight), gate, grad_input=grad_gate)
-        return out, grad_weight

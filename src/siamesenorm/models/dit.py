@@ -8,46 +8,47 @@ has a normalised stream there, and that is modulated. With ``pre`` this is the o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.layers.adaln import Condition, Modulation, modulate
+from siamesenorm.layers.adaln import Modulation, modulate
 from siamesenorm.layers.condition_embedding import LabelEmbedding, TimestepEmbedding
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.vision_attention import VisionAttention
 from siamesenorm.models.dit_config import DiTConfig
 from siamesenorm.models.dit_init import init_dit
-from siamesenorm.residual import Flow, Place, Residual, Topology
+from siamesenorm.models.stack import Block, Stack
+from siamesenorm.residual import Gated, Place, Residual, Topology
+from siamesenorm.residual.flow import Streams
 
 
-class DiTBlock(nn.Module):
+class DiTBlock(Block):
     """Attention and FFN, each modulated and gated by the condition."""
 
-    def __init__(self, attention: VisionAttention, ffn: MLP, dim: int) -> None:
-        super().__init__()
-        self.attention, self.ffn = attention, ffn
+    def __init__(
+        self, attention: VisionAttention, ffn: MLP, links: list[nn.Module], topology: Topology, dim: int
+    ) -> None:
+        super().__init__(attention, ffn, links, topology)
         self.modulation = Modulation(dim, 6)
 
-    def forward(self, flow: Flow, condition: Tensor) -> tuple[Any, ...]:
-        """Send both sublayers through the topology's flow; nothing is reported."""
-        parts = self.modulation(condition)
-        flow.through(Condition(*parts[:3]).around(self.attention))
-        flow.through(Condition(*parts[3:]).around(self.ffn))
-        return ()
+    def pure(self, streams: Streams, context: Tensor) -> tuple[Streams, tuple[Any, ...]]:
+        """The condition becomes shift, scale and gate of either sublayer."""
+        return super().pure(streams, self.modulation(context))
+
+    def attend(self, h: Tensor, context: tuple[Tensor, ...]) -> Gated:
+        """Attention, by the first three parts."""
+        shift, scale, gate = context[:3]
+        return Gated(self.attention(modulate(h, shift, scale)), gate)
+
+    def feed(self, h: Tensor, context: tuple[Tensor, ...]) -> Gated:
+        """FFN, by the last three."""
+        shift, scale, gate = context[3:]
+        return Gated(self.ffn(modulate(h, shift, scale)), gate)
 
 
-Runner = Callable[[DiTBlock, Flow, Tensor], tuple[Flow, tuple[Any, ...]]]
-
-
-def run_block(block: DiTBlock, flow: Flow, condition: Tensor) -> tuple[Flow, tuple[Any, ...]]:
-    """The plain way to run a block. Another one may take ``flow.streams`` and return a new `Flow` behind the block."""
-    return flow, block(flow, condition)
-
-
-class DiT(nn.Module):
+class DiT(Stack):
     """A class-conditional denoiser of images or latents.
 
     ::
@@ -65,7 +66,6 @@ class DiT(nn.Module):
     def __init__(self, config: DiTConfig, *, seed: int | None = None, fused: bool = True) -> None:
         super().__init__()
         self.config = c = config
-        self.run: Runner = run_block
         device = torch.get_default_device()
         with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
             # A convolution, not one product of cut patches: it rounds as the official code does.
@@ -73,12 +73,12 @@ class DiT(nn.Module):
             self.register_buffer("positions", torch.empty(1, c.tokens, c.dim))
             self.timestep = TimestepEmbedding(c.dim)
             self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
-            self.residual: Topology = Residual(
-                c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused
-            )
-            places = iter(self.residual.places)
-            self.blocks = nn.ModuleList(
-                DiTBlock(self._attention(next(places)), self._ffn(next(places)), c.dim) for _ in range(c.blocks)
+            residual = Residual(c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused)
+            self.make_blocks(
+                residual,
+                lambda first, second, links: DiTBlock(
+                    self._attention(first), self._ffn(second), links, residual, c.dim
+                ),
             )
             self.head_modulation = Modulation(c.dim, 2)
             self.head = nn.Linear(c.dim, c.patch_size**2 * c.out_channels)
@@ -111,10 +111,7 @@ class DiT(nn.Module):
         tokens = self.embedding(x).flatten(2).transpose(1, 2).contiguous()
         tokens = tokens + self.positions.to(tokens.dtype)
         condition = self.timestep(t) + self.label(y)
-        flow = self.residual.start(tokens)
-        for block in self.blocks:
-            flow, _ = self.run(block, flow, condition)  # type: ignore[arg-type]  # ModuleList holds blocks
-        return self.predict(flow.close(), condition)
+        return self.predict(self.through(tokens, condition)[0], condition)
 
     def predict(self, hidden: Tensor, condition: Tensor) -> Tensor:
         """The stack's output as an image of predictions."""

@@ -48,7 +48,7 @@ def init_dit(model: DiT, seed: int | None = None) -> None:
     nn.init.zeros_(model.head.weight)
     rule = model.residual.init_rule
     for block in cast(Iterable["DiTBlock"], model.blocks):
-        for sublayer in (block.attention, block.ffn):
+        for sublayer in block.sublayers:
             for projection in (module for module in sublayer.modules() if isinstance(module, nn.Linear)):
                 draw(projection.weight, generator, rule.std)
             for role, weight in sublayer.role_weights():

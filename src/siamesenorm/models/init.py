@@ -37,6 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.layers.attention import RoleWeights
+from siamesenorm.models.stack import Block
 from siamesenorm.residual import Place
 
 if TYPE_CHECKING:
@@ -81,16 +82,23 @@ def init_stack(model: LanguageModel, generator: torch.Generator | None = None, a
     for block in model.blocks:
         with around(block):
             reset_constants(block)
-            for sublayer in block.children():
+            fill_output_gains(model, block, size)
+            for sublayer in cast(Block, block).sublayers:
                 place, role_weights = next(places), cast(Callable[[], RoleWeights], sublayer.role_weights)
                 for role, weight in role_weights():
                     std = weight_std(config, place, role in OUTPUT_ROLES and rule.keeps_depth_factor, weight.shape[-1])
                     draw(config, weight, (rule.std or std) * rule.scale.get(role, 1.0), generator)
     with around(model.residual):
         reset_constants(model.residual)
-        if config.tied:
-            for gain in output_gains(model):
-                gain.fill_(size)
+        fill_output_gains(model, model.residual, size)
+
+
+def fill_output_gains(model: LanguageModel, part: nn.Module, size: float) -> None:
+    """Start the last gain(s), where they lie in this part of the model, at the output's size."""
+    own = {id(parameter) for parameter in part.parameters()}
+    for gain in output_gains(model) if size != 1 else ():
+        if id(gain) in own:
+            gain.fill_(size)
 
 
 def reset_constants(part: nn.Module) -> None:

@@ -1,12 +1,7 @@
-"""The language model: embedding, a stack of (attention, FFN or MoE) blocks on any topology, head.
-
-What wraps a model stays outside of it. Blocks can be sharded (``fully_shard([block.attention, block.ffn])``),
-compiled, or run in another way through `LanguageModel.run`, which activation checkpointing replaces.
-"""
+"""The language model: embedding, a stack of (attention, FFN or MoE) blocks on any topology, head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,7 +20,8 @@ from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Turn, rotary_turn
 from siamesenorm.models.init import Around, init_lm
 from siamesenorm.models.lm_config import LMConfig
-from siamesenorm.residual import Flow, Place, Residual, Topology
+from siamesenorm.models.stack import Block, Stack
+from siamesenorm.residual import Place, Residual
 
 
 @dataclass
@@ -46,29 +42,7 @@ class LMOutput:
     """The loss without auxiliary parts, detached; what perplexity is made of."""
 
 
-class Block(nn.Module):
-    """One attention and one FFN, sent through the topology's flow one after the other."""
-
-    def __init__(self, attention: nn.Module, ffn: nn.Module) -> None:
-        super().__init__()
-        self.attention, self.ffn = attention, ffn
-
-    def forward(self, flow: Flow, context: AttentionContext) -> tuple[Any, ...]:
-        """Run both sublayers; returns what an MoE reports beside its output."""
-        flow.through(self.attention, context)
-        result = flow.through(self.ffn)
-        return result[1:] if isinstance(result, tuple) else ()
-
-
-Runner = Callable[[Block, Flow, AttentionContext], tuple[Flow, tuple[Any, ...]]]
-
-
-def run_block(block: Block, flow: Flow, context: AttentionContext) -> tuple[Flow, tuple[Any, ...]]:
-    """The plain way to run a block. Another one may take ``flow.streams`` and return a new `Flow` behind the block."""
-    return flow, block(flow, context)
-
-
-class LanguageModel(nn.Module):
+class LanguageModel(Stack):
     """A decoder-only Transformer on any residual topology.
 
     ::
@@ -85,16 +59,15 @@ class LanguageModel(nn.Module):
     def __init__(self, config: LMConfig, *, seed: int | None = None, fused: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.run: Runner = run_block
         device = torch.get_default_device()
         with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
-            self.residual: Topology = Residual(
+            residual = Residual(
                 config.topology, config.dim, config.blocks, norm=config.norm_spec, dropout=config.dropout, fused=fused
             )
-            places = iter(self.residual.places)
-            self.blocks = nn.ModuleList(
-                Block(self._attention(next(places)), self._ffn(next(places))) for _ in range(config.blocks)
+            self.make_blocks(
+                residual,
+                lambda first, second, links: Block(self._attention(first), self._ffn(second), links, residual),
             )
             self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         if device.type != "meta":
@@ -163,12 +136,7 @@ class LanguageModel(nn.Module):
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
         context = self.context(input_ids, positions, document_ids, attention_mask, cache)
-        flow = self.residual.start(x)
-        experts: list[Any] = []
-        for block in self.blocks:
-            flow, reported = self.run(block, flow, context)  # type: ignore[arg-type]  # ModuleList holds blocks
-            experts.extend(reported)
-        hidden = flow.close()
+        hidden, experts = self.through(x, context)
         if cache is not None:
             cache.advance(input_ids.shape[1])
         output = LMOutput(hidden, cache=cache, experts=tuple(experts))

@@ -1,12 +1,8 @@
-"""The vision Transformer (DeiT): patches, class and distillation token, a stack on any topology, head(s).
-
-What wraps a model stays outside of it, as with the language model: blocks can be sharded, compiled, or run in
-another way through `VisionTransformer.run`, which activation checkpointing replaces.
-"""
+"""The vision Transformer (DeiT): patches, class and distillation token, a stack on any topology, head(s)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,36 +13,24 @@ from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.patch import PatchEmbedding
 from siamesenorm.layers.vision_attention import VisionAttention
 from siamesenorm.models.positions import resample_positions
+from siamesenorm.models.stack import Block, Stack
 from siamesenorm.models.vit_config import ViTConfig
 from siamesenorm.models.vit_init import init_head, init_vit
-from siamesenorm.residual import Flow, Place, Residual, Topology
+from siamesenorm.residual import Place, Residual
+from siamesenorm.residual.flow import Streams
 
 Logits = Tensor | tuple[Tensor, Tensor]
 
 
-class Block(nn.Module):
-    """One attention and one FFN, sent through the topology's flow one after the other."""
+class ImageBlock(Block):
+    """A block whose sublayers share nothing."""
 
-    def __init__(self, attention: nn.Module, ffn: nn.Module) -> None:
-        super().__init__()
-        self.attention, self.ffn = attention, ffn
-
-    def forward(self, flow: Flow, context: None = None) -> tuple[Any, ...]:
-        """Run both sublayers; they share nothing and report nothing."""
-        flow.through(self.attention)
-        flow.through(self.ffn)
-        return ()
+    def attend(self, h: Tensor, context: None) -> Tensor:
+        """Among the tokens of an image."""
+        return self.attention(h)
 
 
-Runner = Callable[[Block, Flow, None], tuple[Flow, tuple[Any, ...]]]
-
-
-def run_block(block: Block, flow: Flow, context: None) -> tuple[Flow, tuple[Any, ...]]:
-    """The plain way to run a block. Another one may take ``flow.streams`` and return a new `Flow` behind the block."""
-    return flow, block(flow, context)
-
-
-class VisionTransformer(nn.Module):
+class VisionTransformer(Stack):
     """An image classifier on any residual topology.
 
     ::
@@ -63,7 +47,6 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: ViTConfig, *, seed: int | None = None, fused: bool = True) -> None:
         super().__init__()
         self.config = config
-        self.run: Runner = run_block
         device = torch.get_default_device()
         with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
             c = config
@@ -71,7 +54,7 @@ class VisionTransformer(nn.Module):
             self.cls_token = nn.Parameter(torch.empty(1, 1, c.dim))
             self.dist_token = nn.Parameter(torch.empty(1, 1, c.dim)) if c.distilled else None
             self.pos_embed = nn.Parameter(torch.empty(1, c.tokens, c.dim))
-            self.residual: Topology = Residual(
+            residual = Residual(
                 c.topology,
                 c.dim,
                 c.blocks,
@@ -80,9 +63,9 @@ class VisionTransformer(nn.Module):
                 drop_path=c.drop_path_rates,
                 fused=fused,
             )
-            places = iter(self.residual.places)
-            self.blocks = nn.ModuleList(
-                Block(self._attention(next(places)), self._ffn(next(places))) for _ in range(c.blocks)
+            self.make_blocks(
+                residual,
+                lambda first, second, links: ImageBlock(self._attention(first), self._ffn(second), links, residual),
             )
             self.head = self._classifier()
             self.head_dist = self._classifier() if c.distilled else None
@@ -127,10 +110,7 @@ class VisionTransformer(nn.Module):
 
     def forward_features(self, image: Tensor) -> Tensor:
         """(batch, tokens, dim): every token after the stack's final norm, class (and distillation) token first."""
-        flow = self.residual.start(self.embed(image))
-        for block in self.blocks:
-            flow, _ = self.run(block, flow, None)  # type: ignore[arg-type]  # ModuleList holds blocks
-        return flow.close()
+        return self.through(self.embed(image))[0]
 
     def embed(self, image: Tensor) -> Tensor:
         """(batch, tokens, dim): patches behind the class (and distillation) token, with positions."""
@@ -229,18 +209,18 @@ class VisionTransformer(nn.Module):
 
     def between_blocks(
         self, image: Tensor, wanted: Sequence[int], norm: bool = False, *, until: int | None = None
-    ) -> tuple[list[Tensor], Flow]:
-        """All tokens behind the blocks `wanted`, in order of depth, and the flow behind block `until` - 1 (or all)."""
-        flow, found = self.residual.start(self.embed(image)), []
+    ) -> tuple[list[Tensor], Streams]:
+        """All tokens behind the blocks `wanted`, in order of depth, and the streams behind block `until` - 1 (or all)."""
+        streams, found = self.residual.open(self.embed(image)), []
         for index, block in enumerate(list(self.blocks)[:until]):
-            flow, _ = self.run(block, flow, None)  # type: ignore[arg-type]
+            streams, _ = self.run(block, streams, None)  # type: ignore[arg-type]
             if index in wanted:
-                found.append(self.seen_at(flow, norm))
-        return found, flow
+                found.append(self.seen_at(streams, norm))
+        return found, streams
 
-    def seen_at(self, flow: Flow, norm: bool) -> Tensor:
+    def seen_at(self, streams: Streams, norm: bool) -> Tensor:
         """The stack's output if it ended here, or without its end the sum of its streams."""
         if norm:
-            return self.residual.close(flow.streams)
-        first, *others = self.residual.named_streams(flow.streams).values()
+            return self.residual.close(streams)
+        first, *others = self.residual.named_streams(streams).values()
         return sum(others, start=first)

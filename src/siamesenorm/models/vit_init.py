@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.layers.attention import RoleWeights
+from siamesenorm.models.stack import Block
 
 if TYPE_CHECKING:
     from siamesenorm.models.vit import VisionTransformer
@@ -41,7 +42,7 @@ def init_vit(model: VisionTransformer, seed: int | None = None) -> None:
         if token is not None:
             token.normal_(0, rule.std or std, generator=generator)
     for block in model.blocks:
-        for sublayer in block.children():
+        for sublayer in cast(Block, block).sublayers:
             for role, weight in cast(Callable[[], RoleWeights], sublayer.role_weights)():
                 weight.normal_(0, (rule.std or std) * rule.scale.get(role, 1.0), generator=generator)
     for head in model.heads():

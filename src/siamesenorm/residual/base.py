@@ -8,20 +8,22 @@ A model hands its sublayers to a `Topology` and never knows which one it has::
         streams = link.write(streams, sublayer(h))   # what becomes of its output
     hidden = topology.close(streams)
 
-`Topology.forward` and `Flow` run exactly this, and take the fused steps where a topology has them.
+`Topology.forward` and `Flow` run exactly this. Between two sublayers of one call, `write` and the next `read` are one
+`Step`, which a topology may run as one fused operator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.errors import TopologyError
-from siamesenorm.residual.flow import Flow, Streams
+from siamesenorm.residual.flow import Flow, Streams, check_output, output_of
 from siamesenorm.residual.norms import NormLike, NormRole, Norms
 from siamesenorm.residual.options import Options
 from siamesenorm.residual.places import Blocks, Place, lay_out
@@ -81,10 +83,18 @@ class Link(nn.Module):
         """The streams after the sublayer's output has been added; `keep` is a draw of dropout made outside."""
         raise NotImplementedError
 
+    def no_weight_decay(self) -> set[str]:
+        """Names of this link's parameters that must not be decayed, beyond the usual rule for vectors."""
+        return set()
+
     @property
     def written_norm(self) -> nn.Module | None:
         """The norm that the stream comes out of when it is written, where `write` ends with one."""
         return None
+
+    def add(self, streams: Streams, output: Tensor, gate: Tensor | None = None) -> Streams:
+        """`write`, gated where there is a gate."""
+        return self.write(streams, output) if gate is None else self.write(streams, output, self.draw(output, gate))
 
     def draw(self, output: Tensor, gate: Tensor | None = None) -> Keep:
         """One draw of this link's dropout and stochastic depth, for all streams, times a gate if there is one."""
@@ -95,6 +105,17 @@ class Link(nn.Module):
         """The update under a draw made outside, or else under this link's own."""
         keep = self.draw(update) if keep is None else keep
         return update if keep is None else update * keep
+
+
+class Step:
+    """`write` of one sublayer and `read` of the next; a topology with a fused form subclasses it."""
+
+    def __init__(self, last: Link, following: Link) -> None:
+        self.last, self.following = last, following
+
+    def __call__(self, streams: Streams, output: Tensor, gate: Tensor | None = None) -> tuple[Streams, Tensor]:
+        """The streams and what the next sublayer sees."""
+        return self.following.read(self.last.add(streams, output, gate))
 
 
 class Topology(nn.Module):
@@ -139,6 +160,7 @@ class Topology(nn.Module):
         # A part of a pair lends its links one by one and keeps none itself.
         self.links = nn.ModuleList() if part else nn.ModuleList(self.link(place) for place in self.places)
         self._set_drop(dropout, drop_path)
+        self.steps = [self.step(last, following) for last, following in pairwise(self.links)]  # type: ignore[arg-type]
 
     # What a topology defines -------------------------------------------------------------------------
 
@@ -176,8 +198,9 @@ class Topology(nn.Module):
         return [] if norm is None else [norm]
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that must not be decayed, beyond the usual rule for vectors."""
-        return set()
+        """Names of parameters that must not be decayed, beyond the usual rule for vectors; those of links included."""
+        links = [(name, module) for name, module in self.named_modules() if isinstance(module, Link)]
+        return {f"{prefix}.{name}" for prefix, link in links for name in link.no_weight_decay()}
 
     # What every topology does --------------------------------------------------------------------------
 
@@ -185,21 +208,25 @@ class Topology(nn.Module):
         """A fresh norm of the stack's width for a role."""
         return getattr(self.norms, role)(self.dim)
 
-    def step(self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None) -> tuple[Streams, Tensor]:
-        """`write` of sublayer `index` and `read` of the next, which a topology may run as one fused step."""
-        return self.links[index + 1].read(self.write(index, streams, output, gate))  # type: ignore[operator]
-
-    def write(self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None) -> Streams:
-        """`write` of sublayer `index`, gated where there is a gate."""
-        link: Any = self.links[index]
-        return link.write(streams, output) if gate is None else link.write(streams, output, link.draw(output, gate))
+    def step(self, last: Link, following: Link) -> Step:
+        """What runs between two links: decided once, when a stack is built."""
+        return Step(last, following)
 
     def forward(self, x: Tensor, sublayers: Iterable[Callable[..., Any]], *args: Any, **kwargs: Any) -> Tensor:
         """Run the whole stack: every sublayer is called as ``sublayer(h, *args, **kwargs)``."""
-        flow = Flow(self, x)
-        for sublayer in sublayers:
-            flow.through(sublayer, *args, **kwargs)
-        return flow.close()
+        self.check_input(x)
+        streams, sublayers = self.open(x), list(sublayers)
+        if len(sublayers) != len(self.links):
+            raise TopologyError(f"{self.name}: the stack has {len(self.links)} sublayers, {len(sublayers)} were given")
+        streams, h = self.links[0].read(streams)  # type: ignore[operator]
+        for index, sublayer in enumerate(sublayers):
+            output, gate = output_of(sublayer(h, *args, **kwargs))
+            check_output(self.name, index, output, h.shape)
+            if index < len(self.steps):
+                streams, h = self.steps[index](streams, output, gate)
+            else:
+                streams = self.links[index].add(streams, output, gate)  # type: ignore[operator]
+        return self.close(streams)
 
     def start(self, x: Tensor) -> Flow:
         """Begin a pass: a `Flow` that sublayers are sent through one by one."""
@@ -230,6 +257,6 @@ class Topology(nn.Module):
         rates: list[Any] = list(drop_path) if many else [drop_path] * blocks  # type: ignore[arg-type]
         if len(rates) != blocks:
             raise TopologyError(f"drop_path: {len(rates)} rates for {blocks} blocks; give one rate or one a block")
-        for place, link in zip(self.places, self.links, strict=False):
-            if dropout or rates[place.block]:
+        if dropout or any(rates):  # all links or none: blocks are of one shape
+            for place, link in zip(self.places, self.links, strict=False):
                 link.drop = Drop(dropout, rates[place.block])

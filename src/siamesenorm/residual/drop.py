@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from siamesenorm.residual.depth import depth_factor
 from siamesenorm.residual.errors import TopologyError
 
 Keep = Tensor | None
@@ -20,17 +21,20 @@ class Drop(nn.Module):
         for name, rate in (("dropout", dropout), ("drop_path", path)):
             if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1:
                 raise TopologyError(f"{name}: {rate!r} is not allowed; it takes a rate from 0 to below 1")
-        self.dropout, self.path = dropout, path
+        self.dropout, self.path = dropout, depth_factor(path)
 
     def draw(self, update: Tensor) -> Keep:
         """What an update of this shape is multiplied by in training: 0 or the rescaling; None in evaluation."""
         if not self.training:
             return None
-        keep = update.new_ones(update.shape[:1] + (1,) * (update.dim() - 1) if update.dim() > 1 else ())
-        if self.path:
-            keep = F.dropout(keep, self.path)
+        uniform = torch.rand(
+            update.shape[:1] + (1,) * (update.dim() - 1) if update.dim() > 1 else (),
+            device=update.device,
+            dtype=torch.float32,
+        )
+        keep = ((uniform >= self.path) / (1 - self.path)).to(update.dtype)
         return keep * F.dropout(torch.ones_like(update), self.dropout) if self.dropout else keep
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
-        return f"dropout={self.dropout}, path={self.path}"
+        return f"dropout={self.dropout}, path={float(self.path)}"

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from siamesenorm.residual.errors import TopologyError
-from siamesenorm.residual.fused.recompute import remembering
 
 if TYPE_CHECKING:
     from siamesenorm.residual.base import Topology
@@ -25,6 +24,23 @@ class Gated(NamedTuple):
 
     output: Tensor
     gate: Tensor
+
+
+def output_of(result: Any) -> tuple[Any, Tensor | None]:
+    """Output and gate of what a sublayer returned: a tensor, `Gated`, or a tuple whose first element is the output."""
+    if isinstance(result, Gated):
+        return result
+    return result[0] if isinstance(result, tuple) and result else result, None
+
+
+def check_output(name: str, index: int, output: Any, shape: torch.Size) -> None:
+    """Raise unless a sublayer returned a tensor of the shape that it read."""
+    got = output.shape if isinstance(output, Tensor) else type(output).__name__
+    if got != shape:
+        raise TopologyError(
+            f"{name}: sublayer {index} must return one tensor of shape {tuple(shape)}, "
+            f"got {got if isinstance(got, str) else tuple(got)}"
+        )
 
 
 class Flow:
@@ -52,8 +68,6 @@ class Flow:
             topology.check_input(x)
             streams = topology.open(x)
         self._streams = streams
-        # An output not yet written, and its gate, so that write and read can be one step.
-        self._pending: tuple[Tensor, Tensor | None] | None = None
         self._read: torch.Size | None = None
 
     def read(self) -> Tensor:
@@ -62,13 +76,8 @@ class Flow:
             raise TopologyError(
                 f"{self.topology.name}: the stack has {len(self.topology.links)} sublayers, one more was run"
             )
-        if self._read is not None:
-            raise TopologyError(f"{self.topology.name}: sublayer {self.index} was read but not written")
-        if self._pending is None:
-            self._streams, h = self.topology.links[self.index].read(self._streams)  # type: ignore[operator]
-        else:
-            self._streams, h = self.topology.step(self.index - 1, self._streams, *self._pending)
-            self._pending = None
+        self._check_written()
+        self._streams, h = self.topology.links[self.index].read(self._streams)  # type: ignore[operator]
         self._read = h.shape
         return h
 
@@ -76,13 +85,9 @@ class Flow:
         """Take the output of the sublayer that was read last, and a gate that its update is multiplied by."""
         if self._read is None:
             raise TopologyError(f"{self.topology.name}: sublayer {self.index} was written before it was read")
-        shape = output.shape if isinstance(output, Tensor) else type(output).__name__
-        if shape != self._read:
-            raise TopologyError(
-                f"{self.topology.name}: sublayer {self.index} must return one tensor of shape {tuple(self._read)}, "
-                f"got {shape if isinstance(shape, str) else tuple(shape)}"
-            )
-        self._pending, self._read = (output, gate), None
+        check_output(self.topology.name, self.index, output, self._read)
+        self._streams = self.topology.links[self.index].add(self._streams, output, gate)  # type: ignore[operator]
+        self._read = None
         self.index += 1
 
     def through(self, sublayer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -91,23 +96,14 @@ class Flow:
         A sublayer may return a tuple (attention weights, a cache); its output is the first element. It may also
         return `Gated`.
         """
-        h = self.read()
-        with remembering(h):
-            result = sublayer(h, *args, **kwargs)
-        if isinstance(result, Gated):
-            self.write(*result)
-        else:
-            self.write(result[0] if isinstance(result, tuple) and result else result)
+        result = sublayer(self.read(), *args, **kwargs)
+        self.write(*output_of(result))
         return result
 
     @property
     def streams(self) -> Streams:
         """The streams after the last write; between sublayers, never between a read and its write."""
-        if self._read is not None:
-            raise TopologyError(f"{self.topology.name}: sublayer {self.index} was read but not written")
-        if self._pending is not None:
-            self._streams = self.topology.write(self.index - 1, self._streams, *self._pending)
-            self._pending = None
+        self._check_written()
         return self._streams
 
     def close(self) -> Tensor:
@@ -117,3 +113,7 @@ class Flow:
                 f"{self.topology.name}: the stack has {len(self.topology.links)} sublayers, {self.index} were run"
             )
         return self.topology.close(self.streams)
+
+    def _check_written(self) -> None:
+        if self._read is not None:
+            raise TopologyError(f"{self.topology.name}: sublayer {self.index} was read but not written")

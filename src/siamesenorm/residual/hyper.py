@@ -62,6 +62,10 @@ class HyperLink(RowsLink):
             self.scale_a = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
+    def no_weight_decay(self) -> set[str]:
+        """The static connections."""
+        return {"A_m", "A_r", "B"}
+
     def reset_parameters(self) -> None:
         """B = 1, A_m = e_(k mod n), A_r = I; dynamic W = 0 with scale .01: equal to Pre-Norm."""
         nn.init.ones_(self.B)
@@ -142,10 +146,6 @@ class Hyper(Rows):
         assert self.final_norm is not None
         return self.final_norm(streams.sum(-2))
 
-    def no_weight_decay(self) -> set[str]:
-        """The static connections."""
-        return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in ("A_m", "A_r", "B")}
-
 
 def sinkhorn(logits: Tensor, steps: int) -> Tensor:
     """The doubly stochastic matrix that `steps` rounds of column and row normalisation make of exp(logits)."""
@@ -169,6 +169,10 @@ class ManifoldLink(RowsLink):
         self.b_res = nn.Parameter(torch.empty(rate, rate))
         self.alpha = nn.Parameter(torch.empty(3))
         self.reset_parameters()
+
+    def no_weight_decay(self) -> set[str]:
+        """Biases and scales: their start is the meaning."""
+        return {"b_pre", "b_post", "b_res", "alpha"}
 
     def reset_parameters(self) -> None:
         """H_pre = 1/n, H_post = 1, H_res close to I: equal to Pre-Norm while all rows are equal."""
@@ -248,6 +252,5 @@ class Manifold(Rows):
         return self.final_norm(rows)
 
     def no_weight_decay(self) -> set[str]:
-        """Biases, scales and the collapse weights: their start is the meaning."""
-        keep = ("b_pre", "b_post", "b_res", "alpha", "collapse")
-        return {name for name, _ in self.named_parameters() if name.rsplit(".", 1)[-1] in keep}
+        """The links' own, and the collapse weights."""
+        return super().no_weight_decay() | (set() if self.collapse is None else {"collapse"})

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import InitRule, Link, Topology
+from siamesenorm.residual.depth import depth_factor
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
@@ -86,7 +87,7 @@ class DeepNormLink(PostEndLink):
 
     def __init__(self, norm: nn.Module, scale: float) -> None:
         super().__init__(norm)
-        self.scale = scale
+        self.scale = depth_factor(scale)
 
     def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """N(a x + O)."""
@@ -125,7 +126,7 @@ class KeelLink(PreLink):
 
     def __init__(self, norm: nn.Module, stream_norm: nn.Module, scale: float) -> None:
         super().__init__(norm)
-        self.stream_norm, self.scale = stream_norm, scale
+        self.stream_norm, self.scale = stream_norm, depth_factor(scale)
 
     def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """N(a x + O)."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import InitRule, Link, SublayerNeeds, Topology
+from siamesenorm.residual.depth import depth_factor
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
@@ -152,7 +153,7 @@ class ScaledLink(PreLink):
 
     def __init__(self, norm: nn.Module, scale: float) -> None:
         super().__init__(norm)
-        self.scale = scale
+        self.scale = depth_factor(scale)
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """N(x) / sqrt(l+1)."""
@@ -184,6 +185,10 @@ class GainLink(PreLink):
         self.start = start
         self.gain = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
+
+    def no_weight_decay(self) -> set[str]:
+        """The gain: decay would pull a branch that starts small to nothing."""
+        return {"gain"}
 
     def reset_parameters(self) -> None:
         """The gain's start value."""
@@ -219,10 +224,6 @@ class LayerScale(Topology):
         """A learned gain on every update."""
         return GainLink(self.norm("input"), self.dim, self.options.start)
 
-    def no_weight_decay(self) -> set[str]:
-        """The gains: decay would pull a branch that starts small to nothing."""
-        return {name for name, _ in self.named_parameters() if name.endswith(".gain")}
-
 
 class ReZeroLink(RawLink):
     """x = x + a F(x) with a learned scalar a."""
@@ -231,6 +232,10 @@ class ReZeroLink(RawLink):
         super().__init__()
         self.gain = nn.Parameter(torch.empty(1))
         self.reset_parameters()
+
+    def no_weight_decay(self) -> set[str]:
+        """The scalar: decay would hold the network at the identity it starts from."""
+        return {"gain"}
 
     def reset_parameters(self) -> None:
         """a = 0: every block starts as the identity."""
@@ -257,10 +262,6 @@ class ReZero(Topology):
     def link(self, place: Place) -> Link:
         """One scalar a sublayer."""
         return ReZeroLink()
-
-    def no_weight_decay(self) -> set[str]:
-        """The scalars: decay would hold the network at the identity it starts from."""
-        return {name for name, _ in self.named_parameters()}
 
 
 class SubLN(Pre):

@@ -17,12 +17,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.residual.base import InitRule, Link, SublayerNeeds, Topology
+from siamesenorm.residual.base import InitRule, Link, Step, SublayerNeeds, Topology
+from siamesenorm.residual.depth import depth_factor
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.flow import Streams
-from siamesenorm.residual.fused.siamese import fused_step
-from siamesenorm.residual.norms import Norm, Norms, runs_plain_eager
+from siamesenorm.residual.hooks import has_hooks
+from siamesenorm.residual.kernels import native
+from siamesenorm.residual.kernels.eager import runs_eager
+from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS, siamese_step
+from siamesenorm.residual.norms import LayerNorm, Norms, RMSNorm
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.post import PostEndLink, PostStartLink
@@ -83,7 +87,7 @@ class PairLink(Link):
         super().__init__()
         self.x, self.y, self.input_norm = x, y, input_norm
         self.gain = None if gain_dim is None else nn.Parameter(torch.empty(gain_dim))
-        self.scale = 1 / depth_scale
+        self.scale = depth_factor(1 / depth_scale)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -101,8 +105,7 @@ class PairLink(Link):
     def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
         """One output, and one draw of dropout, for both streams."""
         keep = self.draw(output) if keep is None else keep
-        scaled = output if self.scale == 1 else output * self.scale
-        return self.x.write(streams[0], scaled, keep), self.y.write(streams[1], output, keep)
+        return self.x.write(streams[0], output * self.scale, keep), self.y.write(streams[1], output, keep)
 
 
 class Siamese(Topology):
@@ -196,39 +199,71 @@ class Siamese(Topology):
         (x,), (y,) = (part.named_streams(s).values() for part, s in zip((self.x, self.y), streams, strict=True))
         return {"x": x, "y": y}
 
-    def step(self, index: int, streams: Streams, output: Tensor, gate: Tensor | None = None) -> tuple[Streams, Tensor]:
-        """Fused where the parts are the paper's (post or hybrid with pre) and the tensors are plain."""
-        last, following = self.links[index], self.links[index + 1]
+    def step(self, last: Link, following: Link) -> Step:
+        """Fused where the parts are the paper's: post or hybrid with pre, and our own norms."""
         assert isinstance(last, PairLink)
         assert isinstance(following, PairLink)
-        if self.fused and runs_plain_eager(output):
-            call = fusible(last, following)
-            if call is not None:
-                x, y = streams
-                x, y, h = fused_step(x, y, last.dropped(output, last.draw(output, gate)), last.scale, *call)
-                return (x, y), h
-        return super().step(index, streams, output, gate)
+        return (FusedStep if self.fused and FusedStep.fits(last, following) else Step)(last, following)
 
 
-FusedCall = tuple[Norm | None, Tensor | None, Norm, Norm | None]
+class FusedStep(Step):
+    """Both streams written and read by one operator, wherever that may run and nobody looks in between.
 
+    ``X1 = X + c O; Y' = Y + O; X' = N_X(X1); h = N_in(g * X' + N_Y(Y'))``.
+    """
 
-def fusible(last: PairLink, following: PairLink) -> FusedCall | None:
-    """N_X, g, N_Y and N_in for `fused_step` between two links, or None where only the plain form exists."""
-    if not {type(last.x), type(following.x)} <= {PostStartLink, PostEndLink, RawLink}:
-        return None
-    if type(last.y) is not PreLink or type(following.y) is not PreLink:
-        return None
-    candidates: list[Any] = [
-        link.norm for link, kind in ((last.x, PostEndLink), (following.x, PostStartLink)) if type(link) is kind
-    ]
-    if len(candidates) > 1:
-        return None
-    norm_x, norm_y, norm_in = (candidates or [None])[0], following.y.norm, following.input_norm
-    norms = [norm for norm in (norm_x, norm_y, norm_in) if norm is not None]
-    if not all(isinstance(norm, Norm) and runs_plain_eager(norm.weight, norm.bias) for norm in norms):
-        return None
-    return norm_x, following.gain, norm_y, norm_in  # type: ignore[return-value]  # all checked to be Norm
+    last: PairLink
+    following: PairLink
+
+    def __init__(self, last: PairLink, following: PairLink) -> None:
+        super().__init__(last, following)
+        self.norms = self._norms(last, following)
+        kinds = {type(None): ABSENT, RMSNorm: RMS, LayerNorm: LAYER}
+        self.kinds = [kinds[type(norm)] for norm in self.norms]
+        self.eps = [0.0 if norm is None else norm.eps for norm in self.norms]
+        self.scale = float(last.scale)
+        self.watched = (last, last.x, last.y, following, following.x, following.y)
+
+    @staticmethod
+    def fits(last: PairLink, following: PairLink) -> bool:
+        """Whether the parts are such that the operator says the same as `write` and `read`."""
+        if not {type(last.x), type(following.x)} <= {PostStartLink, PostEndLink, RawLink}:
+            return False
+        if type(last.x) is PostEndLink and type(following.x) is PostStartLink:
+            return False
+        if type(last.y) is not PreLink or type(following.y) is not PreLink:
+            return False
+        return all(type(norm) in (RMSNorm, LayerNorm, type(None)) for norm in FusedStep._norms(last, following))
+
+    @staticmethod
+    def _norms(last: PairLink, following: PairLink) -> tuple[Any, Any, Any]:
+        """N_X, N_Y and N_in; None for one that is not there."""
+        norm_x = next(
+            (link.norm for link, kind in ((last.x, PostEndLink), (following.x, PostStartLink)) if type(link) is kind),
+            None,
+        )
+        return norm_x, following.y.norm, following.input_norm
+
+    def __call__(self, streams: Pair, output: Tensor, gate: Tensor | None = None) -> tuple[Pair, Tensor]:
+        """The operator, or the plain form."""
+        x, y = streams
+        parameters: list[Any] = [
+            parameter
+            for norm in self.norms
+            for parameter in ((None, None) if norm is None else (norm.weight, norm.bias))
+        ]
+        parameters.append(self.following.gain)
+        if not (native.takes(x, y, output, *parameters) and runs_eager(x, y, output, *parameters)) or self.seen():
+            return super().__call__(streams, output, gate)
+        output = self.last.dropped(output, self.last.draw(output, gate))
+        x, y, h = siamese_step(x, y, output, self.scale, tuple(parameters), self.kinds, self.eps)
+        return (x, y), h
+
+    def seen(self) -> bool:
+        """Whether somebody watches or has exchanged a norm or a link that the operator would pass by."""
+        if any(a is not b for a, b in zip(self.norms, self._norms(self.last, self.following), strict=True)):
+            return True
+        return has_hooks(*self.norms) or any("read" in vars(link) or "write" in vars(link) for link in self.watched)
 
 
 def _kinds(places: list[Place]) -> list[list[str]]:

@@ -55,11 +55,11 @@ class Engine:
         with torch.device("meta") if task.in_parts and world.divides_weights else contextlib.nullcontext():
             model = task.build_model()
         checkpoint_activations(model, config.train.activation_checkpointing)
-        if config.train.compile:
-            model.compile()
         self.flops_per_sample = task.flops_per_sample(model)
         self.precision = Precision(config.train, world.device)
-        self.model: nn.Module = apply_parallelism(model, world, dtype=self.precision.gathered, seed=config.train.seed)
+        self.model: nn.Module = apply_parallelism(
+            model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=config.train.compile
+        )
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average: WeightAverage | None = None
         if config.train.ema is not None:

@@ -8,9 +8,9 @@
 | hsdp   | shards within a group, copies between groups          | a part for every process |
 | tp     | heads and FFN columns split within a group, shards between groups | a part for every group |
 
-Sharding goes by block: attention and FFN of a block are gathered together and freed together. The residual links,
-the last norms and the head stay gathered with the root for the whole pass. A link is written in the next block's
-first step (so that both can be one fused step), and all links together are a thousandth of the weights.
+Sharding goes by block: attention, FFN and links of a block are gathered together and freed together. The last norms
+and the head stay gathered with the root for the whole pass. Streams keep their dtype between blocks; what is computed
+in a lower one is autocast's. Blocks are compiled before they are sharded: the hooks that gather weights run outside.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from siamesenorm.models.lm import Block, LanguageModel
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.stack import Block, Stack
 from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
 
@@ -42,11 +43,13 @@ def apply_parallelism(
     *,
     dtype: torch.dtype | None = None,
     seed: int | None = None,
+    compiled: bool = False,
 ) -> nn.Module:
     """The model, spread over the world; parameters are on its device already or will be moved there.
 
     strategy: one of the table's modes; default: the world's. dtype: what sharded blocks are gathered and computed
-    in (gradients are summed in float32); default: that of the weights. The optimiser is made afterwards.
+    in (gradients are summed in float32); default: that of the weights. compiled: whether blocks go through
+    torch.compile. The optimiser is made afterwards.
     A language model on ``meta`` gets the first weights of `seed` here, part by part: every part is spread before the
     next is made, so that no process ever holds more than its own share and one block.
     """
@@ -54,14 +57,18 @@ def apply_parallelism(
     if strategy not in MODES:
         raise ConfigError(f"parallel.mode: {strategy!r} is not allowed; it takes {', '.join(MODES)}")
     if world.size == 1 or strategy == "none":
+        if compiled:
+            compile_model(model)
         return model.to(world.device)
     if strategy != world.mode:
         raise ConfigError(f"parallel.mode: the world was started for {world.mode!r}, not for {strategy!r}")
     if strategy == "ddp":
         model = model.to(world.device)
+        if compiled:
+            compile_model(model)
         devices = [world.device.index] if world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    spreading = Spreading(model, world, dtype)
+    spreading = Spreading(model, world, dtype, compiled)
     if isinstance(model, LanguageModel) and model.embedding.weight.is_meta:
         model.init_weights(seed, around=spreading.made)
     else:
@@ -70,11 +77,21 @@ def apply_parallelism(
     return spreading.finish()
 
 
+def compile_model(model: nn.Module) -> None:
+    """Block by block where a model has blocks of ours, else as a whole."""
+    if isinstance(model, Stack):
+        model.compile_blocks()
+    else:
+        model.compile()
+
+
 class Spreading:
     """Sharding by block (FSDP2), tensor parallelism, or both, one part of a model after the other."""
 
-    def __init__(self, model: nn.Module, world: World, dtype: torch.dtype | None = None) -> None:
-        self.model, self.device = model, world.device
+    def __init__(
+        self, model: nn.Module, world: World, dtype: torch.dtype | None = None, compiled: bool = False
+    ) -> None:
+        self.model, self.device, self.compiled = model, world.device, compiled
         self.shards: DeviceMesh | None = world.mesh
         self.tensors: DeviceMesh | None = None
         if world.mode == "tp":
@@ -85,7 +102,7 @@ class Spreading:
             self.shards, self.tensors = world.mesh["data"] if world.data_size > 1 else None, world.mesh["tensor"]
         # A linear layer with a bias returns a view; no topology writes over a sublayer's output.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
+        policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, cast_forward_inputs=False)
         self.alone: dict[nn.Module, MixedPrecisionPolicy] = dict.fromkeys(getattr(model, "blocks", ()), policy)
         embedding, head = getattr(model, "embedding", None), getattr(model, "head", None)
         if isinstance(embedding, nn.Module) and head is not None:
@@ -104,9 +121,10 @@ class Spreading:
             from siamesenorm.train.tensor_parallel import split_sublayers
 
             split_sublayers(part.to(self.device), self.tensors)
+        if self.compiled and isinstance(part, Block):
+            part.compile()
         if self.shards is not None and part in self.alone:
-            # A block's sublayers, not the block: FSDP's hooks for backward hang on inputs and outputs that are tensors.
-            fully_shard(list(part.children()) or part, mesh=self.shards, mp_policy=self.alone[part])
+            fully_shard(part, mesh=self.shards, mp_policy=self.alone[part])
 
     def finish(self) -> nn.Module:
         """What is left of the model."""

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.mlp import MLP
-from siamesenorm.models.lm import Block
+from siamesenorm.models.stack import Block
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import ROW_ORDER
 

@@ -17,8 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.rotary import Turn
-from siamesenorm.residual import Flow, Link, Topology
-from siamesenorm.residual.fused.recompute import remembering
+from siamesenorm.residual import Link, Topology
 
 
 def eager_attention(
@@ -60,18 +59,16 @@ class SiameseNormAttention(Attention):
             self.config._attn_implementation, eager_attention
         )
         scaling, window = self.head_dim**-0.5, self.config.sliding_window
-        heads = self.project_and_turn(h, turn)
-        with remembering(*heads):
-            q, k, v = (part.transpose(1, 2) for part in heads)
-            if past_key_values is not None:
-                k, v = past_key_values.update(k, v, self.layer_idx)
-            o, weights = backend(self, q, k, v, mask, scaling=scaling, dropout=0.0, sliding_window=window, **options)
+        q, k, v = (part.transpose(1, 2) for part in self.project_and_turn(h, turn))
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        o, weights = backend(self, q, k, v, mask, scaling=scaling, dropout=0.0, sliding_window=window, **options)
         o = o.reshape(*h.shape[:2], -1)
         return self.out(o if self.out_norm is None else self.out_norm(o)), weights
 
 
 class SiameseNormBlock(GradientCheckpointingLayer):
-    """Attention, FFN and the links that join them to the residual streams."""
+    """Attention, FFN and the links that join them to the residual streams: tensors in, tensors out."""
 
     def __init__(
         self, attention: Any, ffn: Any, links: list[nn.Module], topology: Topology, config: SiameseNormConfig
@@ -79,46 +76,30 @@ class SiameseNormBlock(GradientCheckpointingLayer):
         super().__init__()
         attention.config = config
         self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
-        self.layer: int = attention.layer
-        self.__dict__["topology"] = topology  # not a child: it belongs to the model
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a pass may go on through this block as it is: it is not checkpointed, sharded or moved about."""
-        return (
-            type(self) is SiameseNormBlock
-            and not (self.gradient_checkpointing and self.training)
-            and not self._forward_pre_hooks
-            and not hasattr(self, "_hf_hook")
-            and not hasattr(self.attention.qkv, "_hf_hook")
-        )
+        self.between = topology.step(*self.links)
 
     def forward(
         self,
         *streams: Tensor,
-        layout: Any = None,
-        flow: Flow | None = None,
+        layout: Any,
         turn: Turn,
         mask: Any,
         past_key_values: Cache | None = None,
         options: dict[str, Any],
     ) -> tuple[Tensor, ...]:
-        """Send both sublayers through the flow, or through a new one from `streams`, whose successors are returned.
+        """The streams behind the block, then the losses of experts if it has any.
 
         Streams are tensors in the order of pytree, `layout` their structure.
         """
-        if flow is not None:
-            return self.send(flow, turn, mask, past_key_values, options)
-        flow = Flow(self.topology, streams=pytree.tree_unflatten(streams, layout), at=2 * self.layer)
-        with offloaded(self.links, self.topology):
-            losses = self.send(flow, turn, mask, past_key_values, options)
-            return *pytree.tree_leaves(flow.streams), *losses
-
-    def send(self, flow: Flow, *context: Any) -> tuple[Tensor, ...]:
-        """Both sublayers through the flow; returns the losses of experts."""
-        flow.through(self.attention, *context)
-        result = flow.through(self.ffn)
-        return (result[1].balance_loss, result[1].z_loss) if isinstance(result, tuple) else ()
+        first, last = self.links
+        with offloaded(self.links):
+            carried, h = first.read(pytree.tree_unflatten(streams, layout))
+            carried, h = self.between(carried, self.attention(h, turn, mask, past_key_values, options)[0])
+            result = self.ffn(h)
+            output, *reported = result if isinstance(result, tuple) else (result,)
+            carried = last.add(carried, output)
+        losses = [loss for stats in reported for loss in (stats.balance_loss, stats.z_loss)]
+        return *pytree.tree_leaves(carried), *losses
 
 
 class HiddenState(nn.Module):
@@ -126,20 +107,19 @@ class HiddenState(nn.Module):
 
     def forward(self, embedding: Tensor, topology: Topology, streams: Any) -> Tensor:
         """The streams closed by the topology. `embedding` stands first for those who record a first hidden state."""
-        with offloaded(topology, topology):
+        with offloaded(topology):
             return topology.close(streams)
 
 
 @contextlib.contextmanager
-def offloaded(module: nn.Module, topology: Topology) -> Iterator[None]:
+def offloaded(module: nn.Module) -> Iterator[None]:
     """Bring the parameters that links hold themselves, where accelerate keeps weights elsewhere between calls.
 
-    Its hooks run around `forward`; links have `read` and `write` instead. Fused steps reach into norms without
-    calling them, so they rest meanwhile.
+    Its hooks run around `forward`; links have `read` and `write` instead.
     """
-    hooked: list[Any] = [part for part in module.modules() if hasattr(part, "_hf_hook")]
-    fused, topology.fused = topology.fused, topology.fused and not hooked
-    silent: list[Any] = [part for part in hooked if isinstance(part, (Link, Topology))]
+    silent: list[Any] = [
+        part for part in module.modules() if isinstance(part, (Link, Topology)) and hasattr(part, "_hf_hook")
+    ]
     for part in silent:
         part._hf_hook.pre_forward(part)
     try:
@@ -147,4 +127,3 @@ def offloaded(module: nn.Module, topology: Topology) -> Iterator[None]:
     finally:
         for part in silent:
             part._hf_hook.post_forward(part, None)
-        topology.fused = fused

@@ -5,8 +5,7 @@ devices, shards and checkpoints can be cut between blocks::
 
     LanguageModel                         SiameseNormForCausalLM
     embedding                             model.embed_tokens
-    blocks.L.attention, blocks.L.ffn      model.layers.L.attention, model.layers.L.ffn
-    residual.links.2L, 2L+1               model.layers.L.links.0, 1
+    blocks.L                              model.layers.L
     residual (start and end)              model.residual
     head                                  lm_head
 """
@@ -37,7 +36,6 @@ from siamesenorm.layers.rotary import rotary_turn
 from siamesenorm.models.init import init_head, init_stack
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm_config import MoEConfig
-from siamesenorm.residual import Flow
 
 LORA_TARGET_MODULES = ["qkv", "out", "up", "down"]
 """Every projection of a dense model, for peft's ``LoraConfig(target_modules=...)``."""
@@ -87,12 +85,9 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         with torch.device("meta"):
             parts = Parts(config.to_lm_config())
         self.embed_tokens, self.residual = parts.embedding, parts.residual
-        links = list(parts.residual.links)
-        del self.residual.links
-        self.residual.links = links  # type: ignore[assignment]  # a plain list: blocks own them now
         self.layers = nn.ModuleList(
-            SiameseNormBlock(block.attention, block.ffn, links[2 * l : 2 * l + 2], self.residual, self.config)
-            for l, block in enumerate(parts.blocks)
+            SiameseNormBlock(block.attention, block.ffn, block.links, self.residual, self.config)
+            for block in parts.blocks
         )
         self.head_dim = parts.config.head_width
         self.hidden_state = HiddenState()
@@ -155,22 +150,17 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
             "options": {**kwargs, "position_ids": position_ids},
         }
         wants_states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        with offloaded(self.residual, self.residual):
-            flow = self.residual.start(x)
+        with offloaded(self.residual):
+            tensors, layout = pytree.tree_flatten(self.residual.open(x))
         expert_losses: list[Tensor] = []
         for block in self.layers[: self.config.num_hidden_layers]:
-            if block.is_plain:
-                expert_losses.extend(block(flow=flow, **shared))
-            else:
-                tensors, layout = pytree.tree_flatten(flow.streams)
-                result = block(*tensors, layout=layout, **shared)
-                streams = pytree.tree_unflatten(result[: len(tensors)], layout)
-                flow = Flow(self.residual, streams=streams, at=flow.index + 2)
-                expert_losses.extend(result[len(tensors) :])
+            result = block(*tensors, layout=layout, **shared)
+            tensors = list(result[: len(tensors)])
+            expert_losses.extend(result[len(tensors) :])
             if wants_states:
-                self.hidden_state(x, self.residual, flow.streams)
-        with offloaded(self.residual, self.residual):
-            hidden = self.residual.close(flow.streams)  # not flow.close(): a draft by early exit has fewer blocks
+                self.hidden_state(x, self.residual, pytree.tree_unflatten(tensors, layout))
+        with offloaded(self.residual):
+            hidden = self.residual.close(pytree.tree_unflatten(tensors, layout))
         return StackOutput(
             last_hidden_state=hidden, past_key_values=past_key_values, expert_losses=tuple(expert_losses) or None
         )

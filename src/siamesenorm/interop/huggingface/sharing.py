@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch import nn
 
@@ -13,9 +11,6 @@ from siamesenorm.models.lm import LanguageModel
 
 def transformers_name(name: str) -> str:
     """The name in `SiameseNormForCausalLM` of a parameter of `LanguageModel`."""
-    if found := re.fullmatch(r"residual\.links\.(\d+)\.(.+)", name):
-        block, position = divmod(int(found[1]), 2)
-        return f"model.layers.{block}.links.{position}.{found[2]}"
     first, _, rest = name.partition(".")
     places = {"head": "lm_head", "embedding": "model.embed_tokens", "blocks": "model.layers"}
     return f"{places.get(first, f'model.{first}')}.{rest}"

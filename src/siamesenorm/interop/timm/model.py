@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any
 
 import torch
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from siamesenorm.models.vit import VisionTransformer, run_block
+from siamesenorm.models.stack import run_block
+from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_config import ViTConfig
-from siamesenorm.residual import Topology
-from siamesenorm.train.activations import run_block_again
+from siamesenorm.residual import Link, Topology
 
 POOLS = {"token": "token", "avg": "avg", "": "none"}
 QK_NORMS = {False: "none", True: "head"}
@@ -120,14 +122,12 @@ class TimmVisionTransformer(VisionTransformer):
 
     def no_weight_decay(self) -> set[str]:
         """Positions, tokens, and what the topology wants spared."""
-        return super().no_weight_decay() | {f"residual.{name}" for name in self.residual.no_weight_decay()}
+        owners = [(prefix, part) for prefix, part in self.named_modules() if isinstance(part, (Link, Topology))]
+        return super().no_weight_decay() | {f"{prefix}.{name}" for prefix, part in owners for name in part.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Parameters by depth, for layer-wise learning rates: a block's two links belong to the block."""
-        blocks = [
-            (rf"^(?:blocks\.{block}|residual\.links\.(?:{2 * block}|{2 * block + 1}))\.", (block,))
-            for block in range(len(self.blocks))
-        ]
+        """Parameters by depth, for layer-wise learning rates."""
+        blocks = [(rf"^blocks\.{block}\.", (block,)) for block in range(len(self.blocks))]
         return {
             "stem": r"^(?:cls_token|dist_token|pos_embed|patch_embed)",
             "blocks": [*blocks, (r"^residual\.", (99999,))],  # final norms go with the last block
@@ -136,7 +136,7 @@ class TimmVisionTransformer(VisionTransformer):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Keep the streams between blocks only and compute blocks again in backward."""
         self.grad_checkpointing = enable
-        self.run = run_block_again if enable else run_block
+        self.run = partial(checkpoint, use_reentrant=False) if enable else run_block
 
     # Heads -----------------------------------------------------------------------------------------------
 
@@ -167,8 +167,8 @@ class TimmVisionTransformer(VisionTransformer):
         """(batch, tokens, dim): every token after the final norm(s)."""
         return self._end(self.between_blocks(image, ())[1])
 
-    def _end(self, flow: Any) -> Tensor:
-        return self.seen_at(flow, norm=self.closes)
+    def _end(self, streams: Any) -> Tensor:
+        return self.seen_at(streams, norm=self.closes)
 
     def forward_intermediates(
         self,
@@ -189,7 +189,7 @@ class TimmVisionTransformer(VisionTransformer):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt = {output_fmt!r} is not allowed; it takes NCHW or NLC")
         wanted, last = feature_take_indices(len(self.blocks), indices)
-        found, flow = self.between_blocks(x, wanted, norm, until=last + 1 if stop_early else None)
+        found, streams = self.between_blocks(x, wanted, norm, until=last + 1 if stop_early else None)
         prefix = [tokens[:, : self.num_prefix_tokens] for tokens in found]
         features: list[Any] = [tokens[:, self.num_prefix_tokens :] for tokens in found]
         if output_fmt == "NCHW":
@@ -200,10 +200,10 @@ class TimmVisionTransformer(VisionTransformer):
             result: dict[str, Any] = {"image_intermediates": features}
             if return_prefix_tokens:
                 result["image_intermediates_prefix"] = prefix
-            return result if intermediates_only else {**result, "image_features": self._end(flow)}
+            return result if intermediates_only else {**result, "image_features": self._end(streams)}
         if return_prefix_tokens:
             features = list(zip(features, prefix, strict=True))
-        return features if intermediates_only else (self._end(flow), features)
+        return features if intermediates_only else (self._end(streams), features)
 
     def get_intermediate_layers(  # type: ignore[override]
         self,
@@ -224,7 +224,7 @@ class TimmVisionTransformer(VisionTransformer):
         wanted, last = feature_take_indices(len(self.blocks), indices)
         kept = last + 1
         self.blocks = self.blocks[:kept]
-        self.residual.links = self.residual.links[: 2 * kept]
+        self.residual.links = self.residual.links[: 2 * kept]  # type: ignore[assignment]
         self.residual.places = self.residual.places[: 2 * kept]
         if prune_norm:
             self.closes = False

@@ -95,7 +95,7 @@ def gain_at_read(link: Link, previous: Link | None) -> float:
         norm = link.read_norm
     if norm is None and previous is not None:
         norm = previous.written_norm
-    return mean_gain(norm) * (link.scale if isinstance(link, ScaledLink) else 1.0)
+    return mean_gain(norm) * (float(link.scale) if isinstance(link, ScaledLink) else 1.0)
 
 
 # The end -----------------------------------------------------------------------------------------------

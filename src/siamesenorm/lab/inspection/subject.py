@@ -17,9 +17,9 @@ from siamesenorm.data.packing import IGNORED
 from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.watch import replaced
 from siamesenorm.layers.cross_entropy import chunk_tokens, linear_cross_entropy
-from siamesenorm.models.lm import LanguageModel, run_block
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.stack import run_block
 from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit import run_block as run_vision_block
 
 LossFunction = Callable[[nn.Module, Any], Tensor]
 Head = Callable[[Tensor], Tensor]
@@ -185,7 +185,7 @@ class VisionSubject(Subject):
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
         """Blocks run plainly: those that run again in backward would be watched twice."""
-        with replaced(self.model, "run", run_vision_block):
+        with replaced(self.model, "run", run_block):
             yield
 
 

@@ -1,7 +1,7 @@
 """Watching a pass from outside: what every link reads and writes, and what is written in its place.
 
 While `watched` lasts, the methods of the topology and of its links report to a `Watcher`. No model has to know of it:
-whoever sends sublayers through a topology, by a `Flow` or by hand, calls these methods.
+whoever sends sublayers through a topology calls these methods, and fused steps stand aside where they were replaced.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -53,7 +52,6 @@ def watched(topology: Topology, watcher: Watcher) -> Iterator[None]:
 
         put(topology, "open", lambda x, opening=topology.open: watcher.opened(opening(x)))
         put(topology, "close", partial(_close, topology.close, watcher))
-        put(topology, "step", MethodType(Topology.step, topology))
         for place, link in zip(topology.places, topology.links, strict=True):
             assert isinstance(link, Link)
             put(link, "write", partial(_write, link.write, watcher, place, link))

@@ -6,7 +6,7 @@
  */
 #include <stdlib.h>
 
-#include "../residual/rows.h"
+#include "../../residual/kernels/rows.h"
 #include "exponential.h"
 
 typedef struct {

@@ -3,8 +3,8 @@
  * Plain C, loaded with ctypes (native.py): no Python or torch headers, so it compiles in a second. A row is read
  * once into the cache and everything that happens to it happens there; PyTorch's operators would walk over the
  * whole tensor a dozen times. Threads come from the OpenMP runtime that torch itself has loaded: a second one
- * would fight it for the cores. The equations stand in fused/siamese.py and norms.py, which is also what these
- * functions are tested against.
+ * would fight it for the cores. The equations stand in the plain forms of rms_norm.py and siamese_step.py, which
+ * these functions are tested against. Shapes, strides and dtypes were checked by native.py.
  *
  * Every kernel takes one structure and returns 0, or 1 where memory is short.
  */
@@ -18,9 +18,8 @@
 typedef struct {
     int32_t present, centred;
     float eps;
-    int32_t stride;                 /* from one row's statistics to the next: 1, or 0 where nobody wants to keep them */
     const float *weight, *bias;
-    float *mean, *rstd;             /* one number a row; written forward, read backward. Null with stride 0 */
+    float *mean, *rstd;             /* one number a row; written forward, read backward */
     float *grad_weight, *grad_bias; /* backward only, may be null */
 } Norm;
 
@@ -80,10 +79,8 @@ static inline float mean_from(const Norm *n, float sum, int64_t dim) { return n-
 
 static inline float keep_statistics(const Norm *n, float mean, float square, int64_t dim, int64_t i) {
     const float rstd = 1.0f / sqrtf(square / (float)dim + n->eps);
-    if (n->stride) {
-        if (n->centred) n->mean[i] = mean;
-        n->rstd[i] = rstd;
-    }
+    if (n->centred) n->mean[i] = mean;
+    n->rstd[i] = rstd;
     return rstd;
 }
 
@@ -186,25 +183,6 @@ FAST static void step_forward_rows(const StepCall *c, int64_t from, int64_t to, 
         ai.rstd = keep_statistics(ni, ai.mean, square_s, dim, i);
 #pragma omp simd
         for (int64_t j = 0; j < dim; j++) h[j] = (h[j] - ai.mean) * ai.rstd * ai.weight[j] + ai.bias[j];
-    }
-}
-
-/* h again, from x1, y1 and the statistics. */
-FAST static void step_again_rows(const StepCall *c, int64_t from, int64_t to, float *room) {
-    const int64_t dim = c->dim;
-    const Blank blank = make_blank(room, dim);
-    const float *gain = c->gain ? c->gain : blank.ones;
-    for (int64_t i = from; i < to; i++) {
-        const float *x1 = c->x1 + i * dim, *y1 = c->y1 + i * dim;
-        float *h = c->h + i * dim;
-        const Affine ax = affine_of_row(&c->norm_x, blank, i), ay = affine_of_row(&c->norm_y, blank, i);
-        const Affine ai = affine_of_row(&c->norm_in, blank, i);
-#pragma omp simd
-        for (int64_t j = 0; j < dim; j++) {
-            const float seen = (x1[j] - ax.mean) * ax.rstd * ax.weight[j] + ax.bias[j];
-            const float s = (y1[j] - ay.mean) * ay.rstd * ay.weight[j] + ay.bias[j] + seen * gain[j];
-            h[j] = (s - ai.mean) * ai.rstd * ai.weight[j] + ai.bias[j];
-        }
     }
 }
 
@@ -319,20 +297,6 @@ int siamesenorm_step_forward(const StepCall *c) {
     for (int p = 0; p < parts; p++) {
         SPLIT(c->rows, parts, p, from, to);
         step_forward_rows(c, from, to, room + p * stride);
-    }
-    free(room);
-    return 0;
-}
-
-int siamesenorm_step_again(const StepCall *c) {
-    const int parts = threads_for(c->rows, c->dim, c->threads);
-    const int64_t stride = 2 * c->dim + 16;
-    float *room = malloc((size_t)parts * (size_t)stride * sizeof(float));
-    if (!room) return 1;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
-    for (int p = 0; p < parts; p++) {
-        SPLIT(c->rows, parts, p, from, to);
-        step_again_rows(c, from, to, room + p * stride);
     }
     free(room);
     return 0;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../residual/rows.h"
+#include "../../residual/kernels/rows.h"
 #include "exponential.h"
 
 typedef struct {

@@ -1,0 +1,1 @@
+"""Operators of the sublayers: SwiGLU and rotary positions, and what decoding needs."""

@@ -1,0 +1,99 @@
+"""`siamesenorm::rotary`: the first heads of a projection turned by their positions, the others copied, in one pass.
+
+The derivative of a turn is the turn back, by the same operator: nothing but the angles is kept.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from siamesenorm.residual.kernels import native
+from siamesenorm.residual.kernels.eager import runs_eager
+from siamesenorm.residual.kernels.operator import define
+from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION
+
+
+class HeadsArgs(Structure):
+    """`Heads` of sublayers.c."""
+
+    _fields_ = (("data", c_void_p), *((name, c_int64) for name in ("batch", "token", "head")))
+
+
+class TurnArgs(Structure):
+    """`TurnCall` of sublayers.c."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("batch", "tokens", "heads", "width", "turns")),
+        ("threads", c_int32),
+        ("direction", c_float),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("x", HeadsArgs),
+        ("out", HeadsArgs),
+    )
+
+
+def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """All heads turned, in PyTorch's operators, in float32 at least."""
+    wide = x.float() if x.dtype in LOW_PRECISION else x
+    half = x.shape[-1] // 2
+    first, second = wide[..., :half], wide[..., half:]
+    c, s = cos[..., :half], sin[..., half:]
+    return torch.cat([first * c - second * s, second * c + first * s], dim=-1).to(x.dtype)
+
+
+def rotary(x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads (batch, tokens, heads, head_dim), the first `turned` of them turned by their positions.
+
+    cos, sin: (cos, cos) and (-sin, sin), each (tokens, 1, head_dim) or (batch, tokens, 1, head_dim).
+    """
+    if native.takes(x, cos, sin) and x.dim() == 4 and runs_eager(x, cos, sin):
+        return torch.ops.siamesenorm.rotary(x, turned, cos, sin, 1.0)
+    if turned == x.shape[2]:
+        return plain(x, cos, sin)
+    return torch.cat([plain(x[:, :, :turned], cos, sin), x[:, :, turned:]], dim=2)
+
+
+def _turn(x: Tensor, turned: int, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    batch, tokens, heads, width = x.shape
+    if x.stride(3) != 1:
+        x = x.contiguous()
+    if width % 2 or not 0 <= turned <= heads:
+        raise RuntimeError(f"rotary: {turned} of {heads} heads of width {width} cannot be turned")
+    out = torch.empty(x.shape, dtype=x.dtype)
+    cos, sin = cos.contiguous(), sin.contiguous()
+    turns = cos.numel() // width
+    if turns not in (tokens, batch * tokens):
+        raise RuntimeError(f"rotary: angles of {turns} positions do not fit {batch} rows of {tokens} tokens")
+    parts = [
+        HeadsArgs(native.strided(t, x.shape), *(t.stride(d) for d in range(3))) for t in (x, out)
+    ]
+    angles = native.pointer(cos, cos.shape), native.pointer(sin, cos.shape)
+    if turned:
+        threads = torch.get_num_threads()
+        native.call("turn", TurnArgs(batch, tokens, turned, width, turns, threads, direction, *angles, *parts))
+    if turned < heads:
+        out[:, :, turned:] = x[:, :, turned:]
+    return out
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.turned, cos, sin, ctx.direction = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return torch.ops.siamesenorm.rotary(grad, ctx.turned, *ctx.saved_tensors, -ctx.direction), None, None, None, None
+
+
+define(
+    "rotary(Tensor x, int turned, Tensor cos, Tensor sin, float direction) -> Tensor",
+    cpu=_turn,
+    fake=lambda x, turned, cos, sin, direction: torch.empty_like(x, memory_format=torch.contiguous_format),
+    keep=_keep,
+    differentiate=_differentiate,
+)

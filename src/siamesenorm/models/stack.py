@@ -1,0 +1,135 @@
+"""What every model is built on: blocks that are pure functions of the residual streams, and the ways to run them.
+
+A block holds attention, FFN and the two links that join them to the stream(s): streams in, streams out. So it can be
+sharded (``fully_shard(block)``), compiled (`Stack.compile_blocks`), checkpointed (`Stack.run`) or put on another
+machine by itself. What the models say themselves is which sublayers they have, and how streams begin and end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.residual import Place, Topology
+from siamesenorm.residual.flow import Streams, output_of
+from siamesenorm.residual.hooks import KINDS
+
+Context = Any
+"""What all blocks of one pass share: angles and masks, a condition, or nothing."""
+
+
+class Block(nn.Module):
+    """Attention and FFN with their links: ``streams, reported = block(streams, context)``.
+
+    What an FFN returns beside its output (an MoE's statistics) is reported.
+    """
+
+    def __init__(self, attention: nn.Module, ffn: nn.Module, links: Iterable[nn.Module], topology: Topology) -> None:
+        super().__init__()
+        self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
+        self.between = topology.step(*self.links)  # type: ignore[arg-type]  # two links
+        self._compiled: Callable[..., Any] | None = None
+        self._hooks_then: list[int] = []
+
+    @property
+    def sublayers(self) -> tuple[Any, Any]:
+        """Attention and FFN."""
+        return self.attention, self.ffn
+
+    def attend(self, h: Tensor, context: Context) -> Any:
+        """What attention makes of its reading."""
+        return self.attention(h, context)
+
+    def feed(self, h: Tensor, context: Context) -> Any:
+        """What the FFN makes of its reading."""
+        return self.ffn(h)
+
+    def forward(self, streams: Streams, context: Context = None) -> tuple[Streams, tuple[Any, ...]]:
+        """The streams behind the block, and what its FFN reports."""
+        if self._compiled is not None and self._hooks_then == self._hooks():
+            return self._compiled(streams, context)
+        return self.pure(streams, context)
+
+    def pure(self, streams: Streams, context: Context) -> tuple[Streams, tuple[Any, ...]]:
+        """The function itself, as it is compiled."""
+        first, last = self.links
+        streams, h = first.read(streams)  # type: ignore[operator]
+        streams, h = self.between(streams, *output_of(self.attend(h, context)))
+        result = self.feed(h, context)
+        streams = last.add(streams, *output_of(result))  # type: ignore[operator]
+        return streams, result[1:] if type(result) is tuple else ()
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the function as one graph; hooks on the block itself run outside of it.
+
+        Hooks on modules inside are compiled with them. While others than now hang there, the block runs eagerly.
+        """
+        self._compiled = torch.compile(self.pure, *args, **{"fullgraph": True, **kwargs})
+        self._hooks_then = self._hooks()
+
+    def _hooks(self) -> list[int]:
+        """How many hooks hang on each module inside."""
+        return [sum(len(vars(m)[kind]) for kind in KINDS) for child in self.children() for m in child.modules()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is not compiled yet."""
+        return {**super().__getstate__(), "_compiled": None}
+
+
+Runner = Callable[[Block, Streams, Context], tuple[Streams, tuple[Any, ...]]]
+
+
+def run_block(block: Block, streams: Streams, context: Context) -> tuple[Streams, tuple[Any, ...]]:
+    """The plain way to run a block; activation checkpointing is another."""
+    return block(streams, context)
+
+
+class Stack(nn.Module):
+    """A model whose `residual` carries its `blocks`; language, vision and diffusion models subclass it."""
+
+    residual: Topology
+    blocks: nn.ModuleList
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run: Runner = run_block
+        self.register_load_state_dict_pre_hook(_rename_links)
+
+    def make_blocks(self, topology: Topology, block: Callable[[Place, Place, list[Any]], Block]) -> None:
+        """Build the blocks on a topology, which hands its links over to them: ``block(place, place, links)``."""
+        links, places = list(topology.links), topology.places
+        del topology.links
+        topology.links, topology.steps = links, []  # type: ignore[assignment]  # a plain list: the blocks own them now
+        self.residual = topology
+        self.blocks = nn.ModuleList(
+            block(places[k], places[k + 1], links[k : k + 2]) for k in range(0, len(places), 2)
+        )
+
+    def through(self, x: Tensor, context: Context = None) -> tuple[Tensor, list[Any]]:
+        """The stack's output for an embedding, and what its blocks reported."""
+        self.residual.check_input(x)
+        streams, reported = self.residual.open(x), []
+        for block in self.blocks:
+            streams, more = self.run(block, streams, context)  # type: ignore[arg-type]  # ModuleList holds blocks
+            reported.extend(more)
+        return self.residual.close(streams), reported
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile each block by itself (`torch.compile` takes the options); blocks of one shape share one graph.
+
+        Do it before the model is sharded or wrapped; the time it takes does not grow with the depth.
+        """
+        for block in self.blocks:
+            block.compile(**options)
+
+
+def _rename_links(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Weights from before version 0.3 name a block's links after their number in the stack."""
+    for name in [name for name in state if name.startswith(f"{prefix}residual.links.")]:
+        number, _, rest = name.removeprefix(f"{prefix}residual.links.").partition(".")
+        if number.isdecimal():
+            block, position = divmod(int(number), 2)
+            state[f"{prefix}blocks.{block}.links.{position}.{rest}"] = state.pop(name)

@@ -1,1 +1,0 @@
-"""Fused steps: `write` of one sublayer and `read` of the next as one autograd node that keeps little."""

@@ -1,0 +1,15 @@
+"""Whether somebody watches a module: what stands in for its call must then stand aside."""
+
+from __future__ import annotations
+
+from torch import nn
+
+KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def has_hooks(*modules: nn.Module | None) -> bool:
+    """Whether any of the modules has hooks or a `forward` of its own, or every module has hooks."""
+    if any(getattr(nn.modules.module, f"_global{kind}") for kind in KINDS):
+        return True
+    present = [vars(module) for module in modules if module is not None]
+    return any("forward" in own or any(own[kind] for kind in KINDS) for own in present)

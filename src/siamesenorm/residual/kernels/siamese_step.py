@@ -1,0 +1,228 @@
+"""`siamesenorm::siamese_step`, the fused step of a siamese pair: ``(X, Y, O) → (X', Y', h)``.
+
+    X1 = X + c O          Y' = Y + O
+    X' = N_X(X1)          s  = g * X' + N_Y(Y')          h = N_in(s)
+
+N_X, g and N_in may each be absent. Backward keeps X1, Y' and a few numbers a row; X', N_Y(Y') and s are made again
+there, because they cost a pass over memory each and nothing else needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from siamesenorm.residual.kernels import native
+from siamesenorm.residual.kernels.eager import plain_gradients
+from siamesenorm.residual.kernels.operator import define
+from siamesenorm.residual.kernels.rms_norm import NormArgs
+from siamesenorm.residual.kernels.rms_norm import plain as plain_rms_norm
+
+ABSENT, RMS, LAYER = 0, 1, 2
+"""What N_X, N_Y and N_in are, in the operator's argument `kinds`."""
+
+Parameters = tuple[Tensor | None, ...]
+"""Weight and bias of N_X, N_Y and N_in, then g."""
+
+
+class StepCallArgs(Structure):
+    """`StepCall` of rows.c."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("dim", c_int64),
+        ("threads", c_int32),
+        ("scale", c_float),
+        *((name, NormArgs) for name in ("norm_x", "norm_y", "norm_in")),
+        *((name, c_void_p) for name in ("gain", "grad_gain", "x", "y", "output", "x1", "y1", "next_x", "h")),
+        *((name, c_void_p) for name in ("grad_x", "grad_y", "grad_h", "out_x", "out_y", "out_output")),
+    )
+
+
+def plain(
+    x: Tensor,
+    y: Tensor,
+    output: Tensor,
+    scale: float,
+    parameters: Sequence[Tensor | None],
+    kinds: Sequence[int],
+    eps: Sequence[float],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The module's equations in PyTorch's operators."""
+    y = y + output
+    next_x, h = _read(x + scale * output, y, parameters, kinds, eps)
+    return next_x, y, h
+
+
+def _read(
+    x1: Tensor, y: Tensor, parameters: Sequence[Tensor | None], kinds: Sequence[int], eps: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """X' and h from X1 and Y'."""
+    weight_x, bias_x, weight_y, bias_y, weight_in, bias_in, gain = parameters
+    x = _normed(x1, kinds[0], weight_x, bias_x, eps[0])
+    s = (x if gain is None else gain * x) + _normed(y, kinds[1], weight_y, bias_y, eps[1])
+    return x, _normed(s, kinds[2], weight_in, bias_in, eps[2])
+
+
+def _normed(x: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    if kind == ABSENT:
+        return x
+    return plain_rms_norm(x, weight, bias, eps) if kind == RMS else F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def siamese_step(
+    x: Tensor, y: Tensor, output: Tensor, scale: float, parameters: Parameters, kinds: list[int], eps: list[float]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(X', Y', h) by the operator; the caller has seen to it that it may run."""
+    return torch.ops.siamesenorm.siamese_step(x, y, output, scale, *parameters, kinds, eps)[:3]
+
+
+def _forward(x: Tensor, y: Tensor, output: Tensor, scale: float, *rest: Any) -> tuple[Tensor, ...]:
+    *parameters, kinds, eps = rest
+    x, y, output = x.contiguous(), y.contiguous(), output.contiguous()
+    next_x, y1, h = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+    x1 = torch.empty_like(x) if kinds[0] else x.new_empty(0)
+    stats = x.new_empty(6, *x.shape[:-1])
+    arguments = _arguments(
+        x,
+        stats,
+        scale,
+        parameters,
+        kinds,
+        eps,
+        x=x,
+        y=y,
+        output=output,
+        x1=x1 if kinds[0] else next_x,
+        y1=y1,
+        next_x=next_x,
+        h=h,
+    )
+    native.call("step_forward", arguments)
+    return next_x, y1, h, x1, stats
+
+
+def _backward(grad_x: Tensor, grad_y: Tensor, grad_h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Gradients of X, Y, O and the parameters; what is absent comes back empty."""
+    x1, y1, stats, scale, *parameters, kinds = rest
+    grads = [x1.new_empty((0,) if p is None else p.shape) for p in parameters]
+    out_x, out_y, out_output = torch.empty_like(x1), torch.empty_like(x1), torch.empty_like(x1)
+    arguments = _arguments(
+        x1,
+        stats,
+        scale,
+        parameters,
+        kinds,
+        (0.0, 0.0, 0.0),
+        [None if p is None else g for p, g in zip(parameters, grads, strict=True)],
+        x1=x1,
+        y1=y1,
+        grad_x=grad_x.contiguous(),
+        grad_y=grad_y.contiguous(),
+        grad_h=grad_h.contiguous(),
+        out_x=out_x,
+        out_y=out_y,
+        out_output=out_output,
+    )
+    native.call("step_backward", arguments)
+    return out_x, out_y, out_output, *grads
+
+
+def _arguments(
+    like: Tensor,
+    stats: Tensor,
+    scale: float,
+    parameters: Sequence[Tensor | None],
+    kinds: Sequence[int],
+    eps: Sequence[float],
+    grads: Sequence[Tensor | None] = (None,) * 7,
+    **tensors: Tensor,
+) -> StepCallArgs:
+    rows, width = like.shape[:-1], like.shape[-1:]
+    norms = [
+        NormArgs(
+            kinds[k] != ABSENT,
+            kinds[k] == LAYER,
+            eps[k],
+            native.pointer(parameters[2 * k], width),
+            native.pointer(parameters[2 * k + 1], width),
+            native.pointer(stats[2 * k], rows),
+            native.pointer(stats[2 * k + 1], rows),
+            native.pointer(grads[2 * k], width),
+            native.pointer(grads[2 * k + 1], width),
+        )
+        for k in range(3)
+    ]
+    gains = native.pointer(parameters[6], width), native.pointer(grads[6], width)
+    addresses = {name: native.pointer(t, like.shape) for name, t in tensors.items()}
+    return StepCallArgs(*native.size_of(like), scale, *norms, *gains, **addresses)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, _, ctx.scale, *parameters, ctx.kinds, ctx.eps = inputs
+    next_x, y1, _, x1, stats = output
+    ctx.mark_non_differentiable(stats)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x1 if ctx.kinds[0] else next_x, y1, stats, *parameters)
+
+
+def _differentiate(
+    ctx: Any, grad_x: Tensor | None, grad_y: Tensor | None, grad_h: Tensor | None, grad_x1: Tensor | None, _: Any
+) -> tuple[Any, ...]:
+    """X1 is an output too: where backward is differentiated again, what it did with X1 comes back as `grad_x1`."""
+    x1, y1, stats, *parameters = ctx.saved_tensors
+    grad_x, grad_y, grad_h = (torch.zeros_like(y1) if g is None else g for g in (grad_x, grad_y, grad_h))
+    grad_x1 = grad_x1 if ctx.kinds[0] else None
+    if torch.is_grad_enabled():
+        to_x1, to_y1, *to_parameters = plain_gradients(
+            lambda x1, y1, *p: _read(x1, y1, p, ctx.kinds, ctx.eps), (x1, y1, *parameters), (grad_x, grad_h)
+        )
+        to_x = _sum(to_x1, grad_x1)
+        to_y = _sum(to_y1, grad_y)
+        return to_x, to_y, _sum(to_y, None if to_x is None else ctx.scale * to_x), None, *to_parameters, None, None
+    to_x, to_y, to_output, *grads = torch.ops.siamesenorm.siamese_step_backward(
+        grad_x, grad_y, grad_h, x1, y1, stats, ctx.scale, *parameters, ctx.kinds
+    )
+    if grad_x1 is not None:
+        to_x, to_output = to_x + grad_x1, to_output + ctx.scale * grad_x1
+    to_parameters = [None if p is None else g for p, g in zip(parameters, grads, strict=True)]
+    return to_x, to_y, to_output, None, *to_parameters, None, None
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return a if b is None else b if a is None else a + b
+
+
+def _forward_shapes(x: Tensor, y: Any, output: Any, scale: float, *rest: Any) -> tuple[Tensor, ...]:
+    def made() -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    return made(), made(), made(), made() if rest[-2][0] else x.new_empty(0), x.new_empty(6, *x.shape[:-1])
+
+
+def _backward_shapes(grad_x: Any, grad_y: Any, grad_h: Any, x1: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return (*(torch.empty_like(x1) for _ in range(3)), *(x1.new_empty((0,) if p is None else p.shape) for p in rest[3:10]))
+
+
+_PARAMETERS = ", ".join(
+    f"Tensor? {name}" for name in ("weight_x", "bias_x", "weight_y", "bias_y", "weight_in", "bias_in", "gain")
+)
+define(
+    "siamese_step_backward(Tensor grad_x, Tensor grad_y, Tensor grad_h, Tensor x1, Tensor y1, Tensor stats, "
+    f"float scale, {_PARAMETERS}, int[] kinds) -> ({', '.join(['Tensor'] * 10)})",
+    cpu=_backward,
+    fake=_backward_shapes,
+)
+define(
+    f"siamese_step(Tensor x, Tensor y, Tensor output, float scale, {_PARAMETERS}, int[] kinds, float[] eps) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    cpu=_forward,
+    fake=_forward_shapes,
+    keep=_keep,
+    differentiate=_differentiate,
+)
