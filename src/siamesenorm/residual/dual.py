@@ -55,8 +55,8 @@ class ResidualDual(Topology):
         return DualLink(self.norm("stream"))
 
     def open(self, x: Tensor) -> Pair:
-        """Both start from the embedding."""
-        return x, x
+        """Both start from the embedding, as two tensors: one twice would be another graph to a compiler."""
+        return x, x.view_as(x)
 
     def close(self, streams: Pair) -> Tensor:
         """x + N(d)."""

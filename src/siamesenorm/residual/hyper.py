@@ -105,7 +105,7 @@ class Rows(Topology):
 
     def open(self, x: Tensor) -> Tensor:
         """n copies of the embedding."""
-        return x.unsqueeze(-2).expand(*x.shape[:-1], self.options.rate, self.dim)
+        return x.unsqueeze(-2).repeat_interleave(self.options.rate, dim=-2)
 
     def named_streams(self, streams: Tensor) -> dict[str, Tensor]:
         """One name a row."""

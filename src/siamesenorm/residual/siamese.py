@@ -168,8 +168,8 @@ class Siamese(Topology):
         return PairLink(x, y, input_norm, self.dim if reads_raw else None, scale)
 
     def open(self, x: Tensor) -> Pair:
-        """Both streams start from the embedding."""
-        return self.x.open(x), self.y.open(x)
+        """Both streams start from the embedding, as two tensors: one twice would be another graph to a compiler."""
+        return self.x.open(x), self.y.open(x.view_as(x))
 
     def close(self, streams: Pair) -> Tensor:
         """N_out(N_Xf(X) + N_Yf(Y)), in the parts' own words."""
@@ -253,7 +253,8 @@ class FusedStep(Step):
             for parameter in ((None, None) if norm is None else (norm.weight, norm.bias))
         ]
         parameters.append(self.following.gain)
-        if not (native.takes(x, y, output, *parameters) and runs_eager(x, y, output, *parameters)) or self.seen():
+        tensors = (x, y, output, *parameters)
+        if not runs_eager(*tensors) or not native.takes(*tensors) or self.seen():
             return super().__call__(streams, output, gate)
         output = self.last.dropped(output, self.last.draw(output, gate))
         x, y, h = siamese_step(x, y, output, self.scale, tuple(parameters), self.kinds, self.eps)

@@ -57,9 +57,9 @@ class DecodeArgs(Structure):
 def _decodes(*tensors: Tensor | None) -> bool:
     return (
         not torch.is_grad_enabled()
+        and runs_eager(*tensors)
         and native.takes(*tensors)
         and not torch.is_autocast_enabled("cpu")
-        and runs_eager(*tensors)
     )
 
 

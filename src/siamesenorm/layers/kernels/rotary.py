@@ -51,7 +51,7 @@ def rotary(x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
 
     cos, sin: (cos, cos) and (-sin, sin), each (tokens, 1, head_dim) or (batch, tokens, 1, head_dim).
     """
-    if native.takes(x, cos, sin) and x.dim() == 4 and runs_eager(x, cos, sin):
+    if runs_eager(x, cos, sin) and x.dim() == 4 and native.takes(x, cos, sin):
         return torch.ops.siamesenorm.rotary(x, turned, cos, sin, 1.0)
     if turned == x.shape[2]:
         return plain(x, cos, sin)

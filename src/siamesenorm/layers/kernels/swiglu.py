@@ -33,7 +33,7 @@ def plain(projected: Tensor) -> Tensor:
 
 def swiglu(projected: Tensor) -> Tensor:
     """``silu(gate) * value`` of one projection, whose halves are (value, gate)."""
-    if native.takes(projected) and runs_eager(projected):
+    if runs_eager(projected) and native.takes(projected):
         return torch.ops.siamesenorm.swiglu(projected)
     return plain(projected)
 

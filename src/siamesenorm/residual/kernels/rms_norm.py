@@ -51,7 +51,7 @@ def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> 
 
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm, by the operator where it may run."""
-    if native.takes(x, weight, bias) and runs_eager(x, weight, bias):
+    if runs_eager(x, weight, bias) and native.takes(x, weight, bias):
         return torch.ops.siamesenorm.rms_norm(x, weight, bias, eps)[0]
     return plain(x, weight, bias, eps)
 
