@@ -117,6 +117,14 @@ class Stack(nn.Module):
             reported.extend(more)
         return self.residual.close(streams), reported
 
+    def residual_parameters(self) -> dict[str, nn.Parameter]:
+        """What belongs to the topology, by name: how streams begin and end, and the blocks' links."""
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if name.startswith("residual.") or name.split(".")[2:3] == ["links"]
+        }
+
     def compile_blocks(self, **options: Any) -> None:
         """Compile each block by itself (`torch.compile` takes the options); blocks of one shape share one graph.
 
