@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from siamesenorm.layers import attention as attention_module
 from siamesenorm.layers.attention import Attention, AttentionContext, combine_norms
 from siamesenorm.layers.mask import visibility
 from siamesenorm.layers.rotary import rotary_turn, rotate

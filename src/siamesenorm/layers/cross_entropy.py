@@ -128,7 +128,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *grads, hidden, weight, labels, counted = ctx.saved_tensors
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            found = plain_gradients(lambda h, w: plain(h, w, labels, counted, ctx.ignore, ctx.z), (hidden, weight), (grad,))
+            found = plain_gradients(
+                lambda h, w: plain(h, w, labels, counted, ctx.ignore, ctx.z), (hidden, weight), (grad,)
+            )
             return *found, None, None, None, None, None
         # Looking at the number costs nothing on a CPU and saves a pass over the head's gradient.
         if torch.compiler.is_compiling() or grad.device.type != "cpu" or grad.item() != 1:

@@ -213,7 +213,12 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     wants = ctx.needs_input_grad[:3]
     x, weight, bias, ends, token, of_token = ctx.saved_tensors
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return *plain_gradients(lambda *inputs: plain(*inputs, ends, token), (x, weight, bias), (grad,)), None, None, None
+        return (
+            *plain_gradients(lambda *inputs: plain(*inputs, ends, token), (x, weight, bias), (grad,)),
+            None,
+            None,
+            None,
+        )
     grads = torch.ops.siamesenorm.grouped_linear_backward(grad, x, weight, ends, token, of_token, *wants)
     return *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)), None, None, None
 

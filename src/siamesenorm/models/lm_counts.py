@@ -17,7 +17,9 @@ def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
         model = LanguageModel(config)
     idle = idle_parameters(model)
     flops = flops_of_token(config, size_of_sublayers(model) - idle, length)
-    return counts_of(model, flops=flops, length=length, activations=activations_of_token(config, model.residual.kept), idle=idle)
+    return counts_of(
+        model, flops=flops, length=length, activations=activations_of_token(config, model.residual.kept), idle=idle
+    )
 
 
 def idle_parameters(model: LanguageModel) -> int:
@@ -39,8 +41,8 @@ def flops_of_token(config: LMConfig, sublayer_parameters: int, length: int) -> f
     return 2 * (sublayer_parameters + config.vocab_size * config.dim) + attention
 
 
-def activations_of_token(config: LMConfig, kept: float) -> int:
-    """Numbers kept per token: what links keep, q, k, v, attention's output, the FFN's inner."""
+def activations_of_token(config: LMConfig, kept: float = 2.0) -> int:
+    """Numbers kept per token: what links keep (`Topology.kept`, at least 2), q, k, v, attention's output, the FFN's inner."""
     inner = config.heads * config.head_width
     qkv = inner + 2 * config.key_heads * config.head_width
     hidden = config.ffn_dim if config.moe is None else config.moe.top_k * config.moe.expert_dim

@@ -102,11 +102,9 @@ class Stack(nn.Module):
         """Build the blocks on a topology, which hands its links over to them: ``block(place, place, links)``."""
         links, places = list(topology.links), topology.places
         del topology.links
-        topology.links, topology.steps = links, []  # type: ignore[assignment]  # a plain list: the blocks own them now
+        topology.links = links  # type: ignore[assignment]  # a plain list: the blocks own them now
         self.residual = topology
-        self.blocks = nn.ModuleList(
-            block(places[k], places[k + 1], links[k : k + 2]) for k in range(0, len(places), 2)
-        )
+        self.blocks = nn.ModuleList(block(places[k], places[k + 1], links[k : k + 2]) for k in range(0, len(places), 2))
 
     def through(self, x: Tensor, context: Context = None) -> tuple[Tensor, list[Any]]:
         """The stack's output for an embedding, and what its blocks reported."""

@@ -69,9 +69,7 @@ def _turn(x: Tensor, turned: int, cos: Tensor, sin: Tensor, direction: float) ->
     turns = cos.numel() // width
     if turns not in (tokens, batch * tokens):
         raise RuntimeError(f"rotary: angles of {turns} positions do not fit {batch} rows of {tokens} tokens")
-    parts = [
-        HeadsArgs(native.strided(t, x.shape), *(t.stride(d) for d in range(3))) for t in (x, out)
-    ]
+    parts = [HeadsArgs(native.strided(t, x.shape), *(t.stride(d) for d in range(3))) for t in (x, out)]
     angles = native.pointer(cos, cos.shape), native.pointer(sin, cos.shape)
     if turned:
         threads = torch.get_num_threads()

@@ -63,9 +63,7 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) 
     norm = NormArgs(
         1, 0, eps, native.pointer(weight, width), native.pointer(bias, width), None, native.pointer(rstd, rstd.shape)
     )
-    arguments = NormCallArgs(
-        *native.size_of(x), norm, native.pointer(x, x.shape), None, native.pointer(out, x.shape)
-    )
+    arguments = NormCallArgs(*native.size_of(x), norm, native.pointer(x, x.shape), None, native.pointer(out, x.shape))
     native.call("norm_forward", arguments)
     return out, rstd
 
@@ -90,7 +88,11 @@ def _backward(
         None if bias is None else native.pointer(grad_bias, width),
     )
     arguments = NormCallArgs(
-        *native.size_of(x), norm, native.pointer(x, x.shape), native.pointer(grad, x.shape), native.pointer(out, x.shape)
+        *native.size_of(x),
+        norm,
+        native.pointer(x, x.shape),
+        native.pointer(grad, x.shape),
+        native.pointer(out, x.shape),
     )
     native.call("norm_backward", arguments)
     return out, grad_weight, grad_bias

@@ -206,7 +206,10 @@ def _forward_shapes(x: Tensor, y: Any, output: Any, scale: float, *rest: Any) ->
 
 
 def _backward_shapes(grad_x: Any, grad_y: Any, grad_h: Any, x1: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return (*(torch.empty_like(x1) for _ in range(3)), *(x1.new_empty((0,) if p is None else p.shape) for p in rest[3:10]))
+    return (
+        *(torch.empty_like(x1) for _ in range(3)),
+        *(x1.new_empty((0,) if p is None else p.shape) for p in rest[3:10]),
+    )
 
 
 _PARAMETERS = ", ".join(
