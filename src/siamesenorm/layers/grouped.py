@@ -214,7 +214,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, ends, token, of_token = ctx.saved_tensors
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return (
-            *plain_gradients(lambda *inputs: plain(*inputs, ends, token), (x, weight, bias), (grad,)),
+            *plain_gradients(lambda x, w, b: plain(x, w, b, ends, token), (x, weight, bias), (grad,)),
             None,
             None,
             None,

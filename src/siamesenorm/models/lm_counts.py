@@ -42,7 +42,7 @@ def flops_of_token(config: LMConfig, sublayer_parameters: int, length: int) -> f
 
 
 def activations_of_token(config: LMConfig, kept: float = 2.0) -> int:
-    """Numbers kept per token: what links keep (`Topology.kept`, at least 2), q, k, v, attention's output, the FFN's inner."""
+    """Numbers kept per token: what links keep (`Topology.kept`), q, k, v, attention's output, the FFN's inner."""
     inner = config.heads * config.head_width
     qkv = inner + 2 * config.key_heads * config.head_width
     hidden = config.ffn_dim if config.moe is None else config.moe.top_k * config.moe.expert_dim

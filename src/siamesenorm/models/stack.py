@@ -30,7 +30,7 @@ class Block(nn.Module):
     def __init__(self, attention: nn.Module, ffn: nn.Module, links: Iterable[nn.Module], topology: Topology) -> None:
         super().__init__()
         self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
-        self.between = topology.step(*self.links)  # type: ignore[arg-type]  # two links
+        self.between = topology.step(*self.links)
         self._compiled: Callable[..., Any] | None = None
         self._hooks_then: list[int] = []
 
@@ -109,7 +109,8 @@ class Stack(nn.Module):
     def through(self, x: Tensor, context: Context = None) -> tuple[Tensor, list[Any]]:
         """The stack's output for an embedding, and what its blocks reported."""
         self.residual.check_input(x)
-        streams, reported = self.residual.open(x), []
+        streams = self.residual.open(x)
+        reported: list[Any] = []
         for block in self.blocks:
             streams, more = self.run(block, streams, context)  # type: ignore[arg-type]  # ModuleList holds blocks
             reported.extend(more)
@@ -132,7 +133,7 @@ class Stack(nn.Module):
             block.compile(**options)
 
 
-def _rename_links(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _rename_links(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     """Weights from before version 0.3 name a block's links after their number in the stack."""
     for name in [name for name in state if name.startswith(f"{prefix}residual.links.")]:
         number, _, rest = name.removeprefix(f"{prefix}residual.links.").partition(".")

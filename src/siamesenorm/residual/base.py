@@ -190,7 +190,7 @@ class Topology(nn.Module):
 
     @property
     def kept(self) -> float:
-        """Tensors of the stack's width that a link keeps for backward in eager mode, the sublayer's reading included."""
+        """Tensors of the stack's width that a link keeps for backward in eager mode, its sublayer's reading too."""
         return 2.0
 
     def named_streams(self, streams: Streams) -> dict[str, Tensor]:

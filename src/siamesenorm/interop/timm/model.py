@@ -226,7 +226,7 @@ class TimmVisionTransformer(VisionTransformer):
         wanted, last = feature_take_indices(len(self.blocks), indices)
         kept = last + 1
         self.blocks = self.blocks[:kept]
-        self.residual.links = self.residual.links[: 2 * kept]  # type: ignore[assignment]
+        self.residual.links = self.residual.links[: 2 * kept]
         self.residual.places = self.residual.places[: 2 * kept]
         if prune_norm:
             self.closes = False

@@ -146,8 +146,8 @@ def _attention(
     kv_heads, room = k.shape[2], keys.shape[2]
     if not kv_heads or heads % kv_heads or width % 2 or not 0 <= first <= length < room:
         raise RuntimeError(
-            f"attention: {heads} and {kv_heads} heads of width {width} do not fit a cache that holds {length} of {room} "
-            f"tokens and is seen from {first}"
+            f"attention: {heads} and {kv_heads} heads of width {width} do not fit a cache that holds {length} of "
+            f"{room} tokens and is seen from {first}"
         )
     # Heads of one token must lie side by side; rows of the batch may be apart.
     q, k, v = (t if t.stride()[2:] == (width, 1) else t.contiguous() for t in (q, k, v))

@@ -18,7 +18,7 @@ def runs_eager(*tensors: Tensor | None) -> bool:
     Compilers fuse and recompute better on the plain form; DTensors, `torch.func`, forward-mode derivatives and traces
     that leave this process need ordinary operators.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
         return False
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False

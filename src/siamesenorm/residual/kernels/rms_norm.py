@@ -107,7 +107,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     x, weight, bias, rstd = ctx.saved_tensors
     if torch.is_grad_enabled():
-        return *plain_gradients(lambda *inputs: plain(*inputs, ctx.eps), (x, weight, bias), (grad,)), None
+        return *plain_gradients(lambda x, w, b: plain(x, w, b, ctx.eps), (x, weight, bias), (grad,)), None
     out, grad_weight, grad_bias = torch.ops.siamesenorm.rms_norm_backward(grad, x, weight, bias, rstd)
     return out, None if weight is None else grad_weight, None if bias is None else grad_bias, None
 
