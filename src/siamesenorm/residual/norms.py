@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.residual.errors import TopologyError
-from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION, rms_norm
+from siamesenorm.residual.kernels.layer_norm import layer_norm
+from siamesenorm.residual.kernels.rms_norm import rms_norm
 
 NormKind = Literal["rms", "layer"]
 NormRole = Literal["input", "stream", "final"]
@@ -60,9 +60,7 @@ class LayerNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension; float32 inside for low-precision input."""
-        values = x.float() if x.dtype in LOW_PRECISION else x
-        weight, bias = (None if p is None else p.to(values.dtype) for p in (self.weight, self.bias))
-        return F.layer_norm(values, (self.dim,), weight, bias, self.eps).to(x.dtype)
+        return layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
 
 
 NORM_CLASSES: dict[str, type[Norm]] = {"rms": RMSNorm, "layer": LayerNorm}

@@ -52,6 +52,11 @@ def absence() -> str:
     return _load()[1]
 
 
+def allowed() -> bool:
+    """Whether kernels, of whatever device, are not switched off."""
+    return _enabled
+
+
 def enabled() -> bool:
     """Whether the kernels exist and are not switched off."""
     return _enabled and library() is not None
@@ -91,7 +96,9 @@ def pointer(tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = to
 def strided(tensor: Tensor, shape: Sequence[int]) -> int:
     """The same of a tensor whose last dimension lies in one piece, while others may have strides of their own."""
     if tuple(tensor.shape) != tuple(shape) or (tensor.shape[-1] > 1 and tensor.stride(-1) != 1):
-        raise RuntimeError(f"kernel: a tensor of shape {tuple(shape)}, rows in one piece, is needed, got {_about(tensor)}")
+        raise RuntimeError(
+            f"kernel: a tensor of shape {tuple(shape)}, rows in one piece, is needed, got {_about(tensor)}"
+        )
     return _address(tensor, torch.float32)
 
 

@@ -1,6 +1,7 @@
 """`siamesenorm::rms_norm`: x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension, in one pass.
 
-PyTorch's own on CPU is a chain of five operators. Backward keeps the input and one number a row.
+PyTorch's own on CPU is a chain of five operators. Backward keeps the input and one number a row. On a GPU input and
+parameters may be of float32, bfloat16 and float16 in any mixture.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from siamesenorm.residual.kernels import native
+from siamesenorm.residual.kernels import devices, native
 from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager
 from siamesenorm.residual.kernels.operator import define
 
@@ -51,7 +52,7 @@ def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> 
 
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm, by the operator where it may run."""
-    if runs_eager(x, weight, bias) and native.takes(x, weight, bias):
+    if runs_eager(x, weight, bias) and devices.takes(x, weight, bias):
         return torch.ops.siamesenorm.rms_norm(x, weight, bias, eps)[0]
     return plain(x, weight, bias, eps)
 
@@ -63,9 +64,7 @@ def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) 
     norm = NormArgs(
         1, 0, eps, native.pointer(weight, width), native.pointer(bias, width), None, native.pointer(rstd, rstd.shape)
     )
-    arguments = NormCallArgs(
-        *native.size_of(x), norm, native.pointer(x, x.shape), None, native.pointer(out, x.shape)
-    )
+    arguments = NormCallArgs(*native.size_of(x), norm, native.pointer(x, x.shape), None, native.pointer(out, x.shape))
     native.call("norm_forward", arguments)
     return out, rstd
 
@@ -90,7 +89,11 @@ def _backward(
         None if bias is None else native.pointer(grad_bias, width),
     )
     arguments = NormCallArgs(
-        *native.size_of(x), norm, native.pointer(x, x.shape), native.pointer(grad, x.shape), native.pointer(out, x.shape)
+        *native.size_of(x),
+        norm,
+        native.pointer(x, x.shape),
+        native.pointer(grad, x.shape),
+        native.pointer(out, x.shape),
     )
     native.call("norm_backward", arguments)
     return out, grad_weight, grad_bias
@@ -111,23 +114,31 @@ def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 
 
 def _forward_shapes(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[:-1])
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
 def _backward_shapes(grad: Any, x: Tensor, weight: Any, bias: Any, rstd: Any) -> tuple[Tensor, Tensor, Tensor]:
-    width = x.shape[-1:]
     made = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return made, x.new_empty((0,) if weight is None else width), x.new_empty((0,) if bias is None else width)
+    return made, like_parameter(weight, x), like_parameter(bias, x)
+
+
+def like_parameter(parameter: Tensor | None, x: Tensor) -> Tensor:
+    """Room for a parameter's gradient; empty where there is no such parameter."""
+    if parameter is None:
+        return x.new_empty(0, dtype=torch.float32)
+    return torch.empty_like(parameter, memory_format=torch.contiguous_format)
 
 
 define(
     "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor? bias, Tensor rstd) -> (Tensor, Tensor, Tensor)",
     cpu=_backward,
+    cuda=devices.in_triton("triton_norm", "backward"),
     fake=_backward_shapes,
 )
 define(
     "rms_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
     cpu=_forward,
+    cuda=devices.in_triton("triton_norm", "forward"),
     fake=_forward_shapes,
     keep=_keep,
     differentiate=_differentiate,
