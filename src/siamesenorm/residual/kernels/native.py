@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from ctypes import Structure
 from pathlib import Path
@@ -76,6 +77,11 @@ def takes(*tensors: Tensor | None) -> bool:
     return enabled()
 
 
+def whole(tensor: Tensor | None) -> Tensor | None:
+    """The tensor in one piece, as `pointer` needs it."""
+    return None if tensor is None else tensor.contiguous()
+
+
 def pointer(tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int | None:
     """Where the data of a tensor begins, which must have this shape, lie in one piece, and be on the CPU.
 
@@ -91,14 +97,19 @@ def pointer(tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = to
 def strided(tensor: Tensor, shape: Sequence[int]) -> int:
     """The same of a tensor whose last dimension lies in one piece, while others may have strides of their own."""
     if tuple(tensor.shape) != tuple(shape) or (tensor.shape[-1] > 1 and tensor.stride(-1) != 1):
-        raise RuntimeError(f"kernel: a tensor of shape {tuple(shape)}, rows in one piece, is needed, got {_about(tensor)}")
+        raise RuntimeError(
+            f"kernel: a tensor of shape {tuple(shape)}, rows in one piece, is needed, got {_about(tensor)}"
+        )
     return _address(tensor, torch.float32)
 
 
 def _address(tensor: Tensor, dtype: torch.dtype) -> int:
     if not tensor.is_cpu or tensor.dtype is not dtype:
         raise RuntimeError(f"kernel: a tensor of {dtype} on the CPU is needed, got {_about(tensor)}")
-    return tensor.data_ptr()
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise RuntimeError(f"kernel: the memory of a tensor was given back, got {_about(tensor)}")
+    return address
 
 
 def _about(tensor: Tensor) -> str:
@@ -118,5 +129,4 @@ def _kernel(name: str) -> Any:
 
 def size_of(x: Tensor) -> tuple[int, int, int]:
     """Rows, width and threads."""
-    dim = x.shape[-1]
-    return x.numel() // dim, dim, torch.get_num_threads()
+    return math.prod(x.shape[:-1]), x.shape[-1], torch.get_num_threads()

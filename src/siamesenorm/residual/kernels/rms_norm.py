@@ -6,6 +6,7 @@ PyTorch's own on CPU is a chain of five operators. Backward keeps the input and 
 from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siamesenorm.residual.kernels import native
-from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager
-from siamesenorm.residual.kernels.operator import define
+from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager, wants_plain_backward
+from siamesenorm.residual.kernels.operator import define, operators
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -52,20 +53,18 @@ def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> 
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm, by the operator where it may run."""
     if runs_eager(x, weight, bias) and native.takes(x, weight, bias):
-        return torch.ops.siamesenorm.rms_norm(x, weight, bias, eps)[0]
+        return operators.rms_norm(x, weight, bias, eps)[0]
     return plain(x, weight, bias, eps)
 
 
 def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    x = x.contiguous()
+    x, weight, bias = x.contiguous(), native.whole(weight), native.whole(bias)
     out, rstd = torch.empty_like(x), x.new_empty(x.shape[:-1])
     width = x.shape[-1:]
     norm = NormArgs(
         1, 0, eps, native.pointer(weight, width), native.pointer(bias, width), None, native.pointer(rstd, rstd.shape)
     )
-    arguments = NormCallArgs(
-        *native.size_of(x), norm, native.pointer(x, x.shape), None, native.pointer(out, x.shape)
-    )
+    arguments = NormCallArgs(*native.size_of(x), norm, native.pointer(x, x.shape), None, native.pointer(out, x.shape))
     native.call("norm_forward", arguments)
     return out, rstd
 
@@ -75,6 +74,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of input, weight and bias; what is absent comes back empty."""
     grad, x, rstd = grad.contiguous(), x.contiguous(), rstd.contiguous()
+    weight, bias = native.whole(weight), native.whole(bias)
     out, width = torch.empty_like(x), x.shape[-1:]
     grad_weight = x.new_empty((0,) if weight is None else width)
     grad_bias = x.new_empty((0,) if bias is None else width)
@@ -90,7 +90,11 @@ def _backward(
         None if bias is None else native.pointer(grad_bias, width),
     )
     arguments = NormCallArgs(
-        *native.size_of(x), norm, native.pointer(x, x.shape), native.pointer(grad, x.shape), native.pointer(out, x.shape)
+        *native.size_of(x),
+        norm,
+        native.pointer(x, x.shape),
+        native.pointer(grad, x.shape),
+        native.pointer(out, x.shape),
     )
     native.call("norm_backward", arguments)
     return out, grad_weight, grad_bias
@@ -104,9 +108,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     x, weight, bias, rstd = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        return *plain_gradients(lambda *inputs: plain(*inputs, ctx.eps), (x, weight, bias), (grad,)), None
-    out, grad_weight, grad_bias = torch.ops.siamesenorm.rms_norm_backward(grad, x, weight, bias, rstd)
+    if wants_plain_backward():
+        return *plain_gradients(partial(plain, eps=ctx.eps), (x, weight, bias), (grad,)), None
+    out, grad_weight, grad_bias = operators.rms_norm_backward(grad, x, weight, bias, rstd)
     return out, None if weight is None else grad_weight, None if bias is None else grad_bias, None
 
 
