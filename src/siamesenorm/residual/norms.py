@@ -36,6 +36,11 @@ class Norm(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def check_width(self, x: Tensor) -> None:
+        """Raise where the last dimension is not the one that is normalised."""
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"norm: {x.shape[-1]} features where {self.dim} are normalised")
+
     def extra_repr(self) -> str:
         """Shown by print(model)."""
         return f"{self.dim}, eps={self.eps}, affine={self.weight is not None}, bias={self.bias is not None}"
@@ -48,8 +53,7 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension; float32 inside for low-precision input."""
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"norm: {x.shape[-1]} features where {self.dim} are normalised")
+        self.check_width(x)
         return rms_norm(x, self.weight, self.bias, self.eps)
 
 
@@ -60,6 +64,7 @@ class LayerNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension; float32 inside for low-precision input."""
+        self.check_width(x)
         return layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
 
 

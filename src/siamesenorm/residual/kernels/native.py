@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from ctypes import Structure
 from pathlib import Path
@@ -81,6 +82,11 @@ def takes(*tensors: Tensor | None) -> bool:
     return enabled()
 
 
+def whole(tensor: Tensor | None) -> Tensor | None:
+    """The tensor in one piece, as `pointer` needs it."""
+    return None if tensor is None else tensor.contiguous()
+
+
 def pointer(tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int | None:
     """Where the data of a tensor begins, which must have this shape, lie in one piece, and be on the CPU.
 
@@ -105,7 +111,10 @@ def strided(tensor: Tensor, shape: Sequence[int]) -> int:
 def _address(tensor: Tensor, dtype: torch.dtype) -> int:
     if not tensor.is_cpu or tensor.dtype is not dtype:
         raise RuntimeError(f"kernel: a tensor of {dtype} on the CPU is needed, got {_about(tensor)}")
-    return tensor.data_ptr()
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise RuntimeError(f"kernel: the memory of a tensor was given back, got {_about(tensor)}")
+    return address
 
 
 def _about(tensor: Tensor) -> str:
@@ -125,5 +134,4 @@ def _kernel(name: str) -> Any:
 
 def size_of(x: Tensor) -> tuple[int, int, int]:
     """Rows, width and threads."""
-    dim = x.shape[-1]
-    return x.numel() // dim, dim, torch.get_num_threads()
+    return math.prod(x.shape[:-1]), x.shape[-1], torch.get_num_threads()

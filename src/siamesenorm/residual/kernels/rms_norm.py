@@ -7,6 +7,7 @@ parameters may be of float32, bfloat16 and float16 in any mixture.
 from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siamesenorm.residual.kernels import devices, native
-from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager
-from siamesenorm.residual.kernels.operator import define
+from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager, wants_plain_backward
+from siamesenorm.residual.kernels.operator import define, operators
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -53,12 +54,12 @@ def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> 
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm, by the operator where it may run."""
     if runs_eager(x, weight, bias) and devices.takes(x, weight, bias):
-        return torch.ops.siamesenorm.rms_norm(x, weight, bias, eps)[0]
+        return operators.rms_norm(x, weight, bias, eps)[0]
     return plain(x, weight, bias, eps)
 
 
 def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    x = x.contiguous()
+    x, weight, bias = x.contiguous(), native.whole(weight), native.whole(bias)
     out, rstd = torch.empty_like(x), x.new_empty(x.shape[:-1])
     width = x.shape[-1:]
     norm = NormArgs(
@@ -74,6 +75,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of input, weight and bias; what is absent comes back empty."""
     grad, x, rstd = grad.contiguous(), x.contiguous(), rstd.contiguous()
+    weight, bias = native.whole(weight), native.whole(bias)
     out, width = torch.empty_like(x), x.shape[-1:]
     grad_weight = x.new_empty((0,) if weight is None else width)
     grad_bias = x.new_empty((0,) if bias is None else width)
@@ -107,9 +109,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     x, weight, bias, rstd = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        return *plain_gradients(lambda *inputs: plain(*inputs, ctx.eps), (x, weight, bias), (grad,)), None
-    out, grad_weight, grad_bias = torch.ops.siamesenorm.rms_norm_backward(grad, x, weight, bias, rstd)
+    if wants_plain_backward():
+        return *plain_gradients(partial(plain, eps=ctx.eps), (x, weight, bias), (grad,)), None
+    out, grad_weight, grad_bias = operators.rms_norm_backward(grad, x, weight, bias, rstd)
     return out, None if weight is None else grad_weight, None if bias is None else grad_bias, None
 
 

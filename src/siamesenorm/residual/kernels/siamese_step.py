@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from siamesenorm.residual.kernels import devices, native
-from siamesenorm.residual.kernels.eager import plain_gradients
+from siamesenorm.residual.kernels.eager import plain_gradients, wants_plain_backward
 from siamesenorm.residual.kernels.layer_norm import layer_norm
-from siamesenorm.residual.kernels.operator import define
+from siamesenorm.residual.kernels.operator import define, operators
 from siamesenorm.residual.kernels.rms_norm import NormArgs, like_parameter
 from siamesenorm.residual.kernels.rms_norm import plain as plain_rms_norm
 
@@ -91,12 +91,13 @@ def siamese_step(
     x: Tensor, y: Tensor, output: Tensor, scale: float, parameters: Parameters, kinds: list[int], eps: list[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(X', Y', h) by the operator; the caller has seen to it that it may run."""
-    return torch.ops.siamesenorm.siamese_step(x, y, output, scale, *parameters, kinds, eps)[:3]
+    return operators.siamese_step(x, y, output, scale, *parameters, kinds, eps)[:3]
 
 
 def _forward(x: Tensor, y: Tensor, output: Tensor, scale: float, *rest: Any) -> tuple[Tensor, ...]:
     *parameters, kinds, eps = rest
-    x, y, output = x.contiguous(), y.contiguous(), output.contiguous()
+    # Copies have names here: C reads them after `_arguments` has returned.
+    x, y, output, parameters = x.contiguous(), y.contiguous(), output.contiguous(), [*map(native.whole, parameters)]
     next_x, y1, h = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
     x1 = torch.empty_like(x) if kinds[0] else x.new_empty(0)
     stats = x.new_empty(6, *x.shape[:-1])
@@ -122,6 +123,8 @@ def _forward(x: Tensor, y: Tensor, output: Tensor, scale: float, *rest: Any) -> 
 def _backward(grad_x: Tensor, grad_y: Tensor, grad_h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Gradients of X, Y, O and the parameters; what is absent comes back empty."""
     x1, y1, stats, scale, *parameters, kinds = rest
+    x1, y1, stats, grad_x, grad_y, grad_h = (t.contiguous() for t in (x1, y1, stats, grad_x, grad_y, grad_h))
+    parameters = [*map(native.whole, parameters)]
     grads = [x1.new_empty((0,) if p is None else p.shape) for p in parameters]
     out_x, out_y, out_output = torch.empty_like(x1), torch.empty_like(x1), torch.empty_like(x1)
     arguments = _arguments(
@@ -134,9 +137,9 @@ def _backward(grad_x: Tensor, grad_y: Tensor, grad_h: Tensor, *rest: Any) -> tup
         [None if p is None else g for p, g in zip(parameters, grads, strict=True)],
         x1=x1,
         y1=y1,
-        grad_x=grad_x.contiguous(),
-        grad_y=grad_y.contiguous(),
-        grad_h=grad_h.contiguous(),
+        grad_x=grad_x,
+        grad_y=grad_y,
+        grad_h=grad_h,
         out_x=out_x,
         out_y=out_y,
         out_output=out_output,
@@ -156,6 +159,8 @@ def _arguments(
     **tensors: Tensor,
 ) -> StepCallArgs:
     rows, width = like.shape[:-1], like.shape[-1:]
+    if len(kinds) != 3 or len(eps) != 3 or not {*kinds} <= {ABSENT, RMS, LAYER} or kinds[1] == ABSENT:
+        raise RuntimeError(f"siamese_step: norms of the kinds {list(kinds)} with eps {list(eps)} are not allowed")
     norms = [
         NormArgs(
             kinds[k] != ABSENT,
@@ -190,14 +195,14 @@ def _differentiate(
     x1, y1, stats, *parameters = ctx.saved_tensors
     grad_x, grad_y, grad_h = (torch.zeros_like(y1) if g is None else g for g in (grad_x, grad_y, grad_h))
     grad_x1 = grad_x1 if ctx.kinds[0] else None
-    if torch.is_grad_enabled():
+    if wants_plain_backward():
         to_x1, to_y1, *to_parameters = plain_gradients(
             lambda x1, y1, *p: _read(x1, y1, p, ctx.kinds, ctx.eps), (x1, y1, *parameters), (grad_x, grad_h)
         )
         to_x = _sum(to_x1, grad_x1)
         to_y = _sum(to_y1, grad_y)
         return to_x, to_y, _sum(to_y, None if to_x is None else ctx.scale * to_x), None, *to_parameters, None, None
-    to_x, to_y, to_output, *grads = torch.ops.siamesenorm.siamese_step_backward(
+    to_x, to_y, to_output, *grads = operators.siamese_step_backward(
         grad_x, grad_y, grad_h, x1, y1, stats, ctx.scale, *parameters, ctx.kinds
     )
     if grad_x1 is not None:

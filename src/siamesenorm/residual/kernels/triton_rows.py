@@ -164,7 +164,7 @@ class Launch:
     def gradient(self, parameter: Tensor | None, sums: Tensor | None) -> Tensor:
         """A parameter's gradient from the programs' sums; empty where there is no such parameter."""
         if parameter is None or sums is None:
-            return torch.empty(0, device=self.device)
+            return torch.empty(0, dtype=torch.float32, device=self.device)
         return sums.sum(0).to(parameter.dtype)
 
 

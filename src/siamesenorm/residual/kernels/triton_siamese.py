@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from siamesenorm.residual.kernels import siamese_step
 from siamesenorm.residual.kernels.triton_rows import (
     ABSENT,
     Launch,
@@ -211,4 +212,6 @@ def backward(grad_x: Tensor, grad_y: Tensor, grad_h: Tensor, *rest: Any) -> tupl
 
 
 def _constants(kinds: list[int]) -> dict[str, int]:
+    if len(kinds) != 3 or not {*kinds} <= {siamese_step.ABSENT, siamese_step.RMS, siamese_step.LAYER}:
+        raise RuntimeError(f"siamese_step: norms of the kinds {kinds} are not allowed")
     return dict(zip(("NORM_X", "NORM_Y", "NORM_IN"), kinds, strict=True))
