@@ -164,7 +164,7 @@ def test_another_shape_is_refused():
         with refused:
             torch.ops.siamesenorm.siamese_step(x, y, o, 1.0, *norms, [0, 1, 0], EPS)
     for kinds in ([0, 1], [0, 3, 0]):
-        with pytest.raises(RuntimeError, match="kinds .* are not allowed"):
+        with pytest.raises(RuntimeError, match=r"kinds .* are not allowed"):
             torch.ops.siamesenorm.siamese_step(x, x, x, 1.0, *norms, kinds, EPS)
     with refused:
         triton_norm.backward(x[:1], x, None, None, torch.randn(2))

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """`siamesenorm::rms_norm` on a GPU, in Triton: what rms_norm.py says, for float32, bfloat16 and float16."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """What the Triton kernels share: tiles of rows, a norm and its gradient on them, and how they are launched.
 
 A program holds tiles of whole rows in registers, masked to their width. Whatever dtypes the tensors have, everything is

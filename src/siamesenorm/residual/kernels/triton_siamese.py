@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """`siamesenorm::siamese_step` on a GPU, in Triton: what siamese_step.py says, for float32, bfloat16 and float16.
 
 X1, Y' and X' are rounded to the streams' dtype where they come to be, as in the plain form; what lies between,
