@@ -254,10 +254,10 @@ def test_hidden_states_are_the_logit_lens(topology):
     output = from_language_model(model)(ids, output_hidden_states=True)
     assert len(output.hidden_states) == 4
     assert torch.equal(output.hidden_states[0], model.embedding(ids))
-    flow = model.residual.start(model.embedding(ids))
+    streams = model.residual.open(model.embedding(ids))
     for block, state in zip(model.blocks, output.hidden_states[1:], strict=True):
-        block(flow, model.context(ids))
-        torch.testing.assert_close(state, model.residual.close(flow.streams), rtol=1e-5, atol=1e-6)
+        streams, _ = block(streams, model.context(ids))
+        torch.testing.assert_close(state, model.residual.close(streams), rtol=1e-5, atol=1e-6)
     last = from_language_model(model).model(ids, output_hidden_states=[1])
     assert [state is not None for state in last.hidden_states] == [False, True, False]
 

@@ -231,8 +231,7 @@ def test_layer_decay_sees_links_with_their_blocks(name):
     assert set(depth) == {key for key, _ in model.named_parameters()}
     assert depth["pos_embed"] == depth["cls_token"] == depth["patch_embed.proj.weight"] == 0
     for block in range(4):
-        inside = {depth[key] for key in depth if key.startswith((f"blocks.{block}.", f"residual.links.{2 * block}."))}
-        assert inside == {block + 1} == {depth[k] for k in depth if k.startswith(f"residual.links.{2 * block + 1}.")}
+        assert {depth[key] for key in depth if key.startswith(f"blocks.{block}.")} == {block + 1}
     assert depth["residual.final_norm.weight"] == 4
     assert depth["head.weight"] == 5
     groups = optim.param_groups_layer_decay(model, 0.05, layer_decay=0.5)
@@ -244,7 +243,7 @@ def test_layer_decay_sees_links_with_their_blocks(name):
 def test_what_is_spared_from_weight_decay():
     model = create("deit_tiny_distilled_patch16_224_hyper")
     spared = model.no_weight_decay()
-    assert {"pos_embed", "cls_token", "dist_token", "residual.links.0.A_r"} <= spared
+    assert {"pos_embed", "cls_token", "dist_token", "blocks.0.links.0.A_r"} <= spared
     assert spared <= {key for key, _ in model.named_parameters()}
     groups = optim.param_groups_weight_decay(model, 0.05, no_weight_decay_list=spared)
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}

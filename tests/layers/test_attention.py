@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from siamesenorm.layers import attention as attention_module
 from siamesenorm.layers.attention import Attention, AttentionContext, combine_norms
 from siamesenorm.layers.mask import visibility
 from siamesenorm.layers.rotary import rotary_turn, rotate
@@ -96,32 +95,6 @@ def test_gradients_reach_every_parameter_and_are_exact():
     assert torch.autograd.gradcheck(lambda x: attention(x, context()), (h,), eps=1e-4, atol=1e-3, rtol=1e-3)
     attention(h, context()).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in attention.parameters())
-
-
-@pytest.mark.parametrize("norm", ["qk_head", "qk_projection", "qkv_head"])
-def test_normed_heads_are_made_again_and_not_kept(norm, monkeypatch):
-    """Backward keeps the projection once; without recomputing it would keep heads before and after their norm."""
-    h, results = torch.randn(2, TOKENS, DIM), []
-    for again in (True, False):
-        torch.manual_seed(0)
-        if not again:
-            monkeypatch.setattr(attention_module, "recomputed", lambda make, x: make(x))
-        attention, kept = make(norm), {}
-
-        def pack(t, kept=kept):
-            kept[t.untyped_storage().data_ptr()] = t
-            return t
-
-        x = h.clone().requires_grad_()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            out = attention(x, context())
-        size = sum(t.untyped_storage().nbytes() for t in kept.values())
-        out.square().sum().backward()
-        results.append((size, x.grad, [p.grad for p in attention.parameters()]))
-    (lean, *gradients), (full, *expected) = results
-    torch.testing.assert_close(gradients, expected, rtol=0, atol=0)
-    parts = attention.heads + attention.kv_heads * (2 if norm == "qkv_head" else 1)
-    assert full - lean == 4 * 2 * TOKENS * parts * attention.head_dim
 
 
 def test_role_weights_are_views_of_the_fused_projection():

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from siamesenorm.residual.native import disabled, library
 from torch.testing import assert_close
 
 from siamesenorm.layers import native
@@ -16,7 +17,6 @@ from siamesenorm.layers.rotary import rotary_turn, rotate
 from siamesenorm.models.generation import generate
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm_config import LMConfig
-from siamesenorm.residual.native import disabled, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="installed without the compiled kernels")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

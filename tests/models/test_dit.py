@@ -76,9 +76,9 @@ def test_fused_plain_and_checkpointed_blocks_agree(topology):
 
 def test_pre_has_no_parameters_beside_the_original_and_siamese_six_norms_a_block():
     pre, siamese = (DiT(small(topology=name)) for name in ("pre", "siamese"))
-    assert not list(pre.residual.parameters())
+    assert not pre.residual_parameters()
     dim, blocks = 16, 4
-    assert sum(p.numel() for p in siamese.residual.parameters()) == (4 * blocks + 2) * 2 * dim
+    assert sum(p.numel() for p in siamese.residual_parameters().values()) == (4 * blocks + 2) * 2 * dim
 
 
 def test_published_parameter_counts():

@@ -60,8 +60,11 @@ def test_topologies_rules_come_on_top():
 
 def test_draws_do_not_depend_on_the_topology():
     pre, siamese = (LanguageModel(LMConfig(**WIDE, topology=name), seed=3) for name in ("pre", "siamese"))
-    for (name, a), b in zip(pre.blocks.named_parameters(), siamese.blocks.parameters(), strict=True):
-        assert torch.equal(a, b), name
+    others = dict(siamese.named_parameters())
+    drawn = {name: p for name, p in pre.named_parameters() if name not in pre.residual_parameters()}
+    assert len(drawn) == len(others) - len(siamese.residual_parameters())
+    for name, parameter in drawn.items():
+        assert torch.equal(parameter, others[name]), name
 
 
 def first_loss(topology, dim, tied, init, vocabulary=1024, **changes):
@@ -113,11 +116,11 @@ def test_a_tied_model_would_predict_its_input_without_the_smaller_start():
 
 def test_only_the_last_gains_start_below_one():
     model = LanguageModel(LMConfig(**{**WIDE, "tied": True}), seed=0)
-    small = [name for name, p in model.residual.named_parameters() if not torch.equal(p, torch.ones_like(p))]
-    assert small == ["final_norm.weight"]
+    small = [name for name, p in model.residual_parameters().items() if not torch.equal(p, torch.ones_like(p))]
+    assert small == ["residual.final_norm.weight"]
     plain = LanguageModel(LMConfig(**{**WIDE, "tied": True, "topology": "siamese:form=plain"}), seed=0)
-    small = {name for name, p in plain.residual.named_parameters() if not torch.equal(p, torch.ones_like(p))}
-    assert small == {"y.final_norm.weight", "links.5.x.norm.weight"}
+    small = {name for name, p in plain.residual_parameters().items() if not torch.equal(p, torch.ones_like(p))}
+    assert small == {"residual.y.final_norm.weight", "blocks.2.links.1.x.norm.weight"}
 
 
 @pytest.mark.parametrize("topology", ALL)

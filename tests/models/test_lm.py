@@ -1,12 +1,13 @@
 """The language model on every topology: loss, packing, padding, determinism, construction on meta, wrapping."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from siamesenorm.models.lm import LanguageModel
-from siamesenorm.residual import Flow
 
 from .small import ALL, config, stirred
 
@@ -114,16 +115,7 @@ def test_meta_construction_then_life(topology):
         assert torch.equal(a, b), name
 
 
-def checkpointed(block, flow, context):
-    """How activation checkpointing wraps blocks from outside."""
-
-    def body(streams):
-        inner = Flow(flow.topology, streams=streams, at=flow.index)
-        reported = block(inner, context)
-        return inner.streams, reported
-
-    streams, reported = checkpoint(body, flow.streams, use_reentrant=False)
-    return Flow(flow.topology, streams=streams, at=flow.index + 2), reported
+checkpointed = partial(checkpoint, use_reentrant=False)
 
 
 @pytest.mark.parametrize("topology", ["siamese", "siamese:form=hybrid_pre", "span", "hyper", "pre"])
@@ -156,7 +148,7 @@ def test_blocks_can_be_sharded_from_outside(topology, tmp_path):
     try:
         mesh = init_device_mesh("cpu", (1,))
         for block in sharded.blocks:
-            fully_shard([block.attention, block.ffn], mesh=mesh)
+            fully_shard(block, mesh=mesh)
         fully_shard(sharded, mesh=mesh)
         loss = sharded(x, labels=x).loss
         loss.backward()
@@ -190,7 +182,7 @@ def test_biases_and_norms(norm):
     model = stirred(norm=norm, bias=True, norm_bias=True, activation="gelu", qk_norm="projection")
     names = {name for name, _ in model.named_parameters()}
     assert "blocks.0.attention.qkv.bias" in names
-    assert "residual.links.0.input_norm.bias" in names
+    assert "blocks.0.links.0.input_norm.bias" in names
     assert "blocks.0.attention.q_norm.bias" in names
     model(ids(), labels=ids()).loss.backward()
     assert all(p.grad is not None for p in model.parameters())

@@ -50,7 +50,7 @@ def test_counts_are_those_of_a_real_model(topology, moe):
     chosen = config(topology, moe=moe)
     found, model = count_lm(chosen), LanguageModel(chosen)
     assert found.total == sum(p.numel() for p in model.parameters())
-    assert found.topology == sum(p.numel() for p in model.residual.parameters())
+    assert found.topology == sum(p.numel() for p in model.residual_parameters().values())
     idle = 0 if moe is None else 3 * 2 * (3 * 16 * 32)
     assert found.active == found.total - idle
 

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
+from siamesenorm.residual.fused.siamese import fused_step
 from torch import nn
 from torch.testing import assert_close
 
 from siamesenorm.residual import Flow
-from siamesenorm.residual.fused.siamese import fused_step
 
 from .stacks import MLP, NORMS, PAIR, D, L, every_norm, make, make_sublayers, randomise
 

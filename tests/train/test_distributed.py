@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from siamesenorm.models.counts import size_of_sublayers
 from siamesenorm.residual import siamese
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.distributed import World, check_group
@@ -64,16 +65,16 @@ def test_many_processes_train_as_one(mode, size, names):
 
 
 def count_fused(world):
-    calls, plain = [], siamese.fused_step
-    siamese.fused_step = lambda *args: calls.append(1) or plain(*args)
+    calls, plain = [], siamese.siamese_step
+    siamese.siamese_step = lambda *args: calls.append(1) or plain(*args)
     TinyRun(apply_parallelism(tiny_model(), world), world).step()
     return len(calls)
 
 
 @pytest.mark.parametrize("mode", ["fsdp", "tp"])
 def test_streams_stay_plain_so_that_fused_steps_run(mode):
-    """2 blocks have 4 sublayers and 3 steps between them."""
-    assert run_world(2, count_fused, mode=mode) == [3, 3]
+    """One step within each of the two blocks."""
+    assert run_world(2, count_fused, mode=mode) == [2, 2]
 
 
 def shares(world):
@@ -85,7 +86,7 @@ def shares(world):
 
 def test_sharding_divides_the_weights():
     assert run_world(2, shares, mode="fsdp") == pytest.approx([0.5, 0.5], abs=0.01)
-    sublayers = sum(p.numel() for n, p in tiny_model().named_parameters() if n.startswith("blocks"))
+    sublayers = size_of_sublayers(tiny_model())
     everything = sum(p.numel() for p in tiny_model().parameters())
     assert run_world(2, shares, mode="tp") == pytest.approx([1 - sublayers / everything / 2] * 2)
 

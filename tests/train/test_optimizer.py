@@ -6,7 +6,7 @@ from torch import nn
 
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm_config import LMConfig
-from siamesenorm.residual import TOPOLOGIES
+from siamesenorm.residual import TOPOLOGIES, Link
 from siamesenorm.train.config import OptimizerConfig
 from siamesenorm.train.optimizer import build_optimizer, parameter_groups, set_lr
 
@@ -56,7 +56,8 @@ def test_vectors_by_choice():
 @pytest.mark.parametrize("topology", ["hyper", "mhc"])
 def test_what_the_topology_names_is_never_decayed(topology):
     m = model(topology=topology)
-    kept = {f"residual.{name}" for name in m.residual.no_weight_decay()}
+    links = [(name, part) for name, part in m.named_modules() if isinstance(part, Link)]
+    kept = {f"{prefix}.{name}" for prefix, link in links for name in link.no_weight_decay()}
     assert kept
     assert not kept & decayed(m, decay_vectors=True)
     assert kept <= names(m, lambda name, p: True)

@@ -40,7 +40,7 @@ class Counts:
     training_bytes: int
     """Weights, gradients and moments."""
     activation_bytes: int
-    """Kept for backward per unit, an estimate for one stream or the fused siamese step."""
+    """Kept for backward per unit in eager mode, an estimate."""
 
     def as_json(self) -> dict[str, int | float]:
         """Plain numbers by name."""
@@ -55,11 +55,11 @@ def counts_of(model: Any, *, flops: float, length: int, activations: int, idle: 
     residual = model.residual
     with torch.device("meta"):
         plain = Residual("pre", residual.dim, len(model.blocks), norm=residual.norms)
-    total, topology = size(model), size(residual)
+    total, topology = size(model), sum(p.numel() for p in model.residual_parameters().values())
     return Counts(
         total=total,
         active=total - idle,
-        embedding=total - topology - size(model.blocks),
+        embedding=total - size(residual) - size(model.blocks),
         topology=topology,
         topology_extra=topology - size(plain),
         flops_forward=flops,
@@ -70,6 +70,11 @@ def counts_of(model: Any, *, flops: float, length: int, activations: int, idle: 
         training_bytes=4 * FLOAT32 * total,
         activation_bytes=FLOAT32 * activations,
     )
+
+
+def size_of_sublayers(model: Any) -> int:
+    """Parameters of attention and FFN in all blocks."""
+    return sum(size(sublayer) for block in model.blocks for sublayer in block.sublayers)
 
 
 def size(module: nn.Module) -> int:

@@ -13,7 +13,8 @@ def count_dit(config: DiTConfig) -> Counts:
     """Count a configuration's model; the unit is an image seen once."""
     with torch.device("meta"):
         model = DiT(config)
-    return counts_of(model, flops=flops_of_dit(config), length=config.tokens, activations=activations_of_dit(config))
+    kept = activations_of_dit(config, model.residual.kept)
+    return counts_of(model, flops=flops_of_dit(config), length=config.tokens, activations=kept)
 
 
 def flops_of_dit(config: DiTConfig) -> float:
@@ -25,7 +26,7 @@ def flops_of_dit(config: DiTConfig) -> float:
     return float(stack + conditions + patches)
 
 
-def activations_of_dit(config: DiTConfig) -> int:
+def activations_of_dit(config: DiTConfig, kept: float) -> int:
     """Numbers kept: as in a vision Transformer, with what a sublayer gave and its modulated reading beside."""
     c = config
-    return c.tokens * (c.blocks * (12 * c.dim + 2 * c.ffn_dim) + 2 * c.dim)
+    return c.tokens * (c.blocks * (int((8 + 2 * kept) * c.dim) + 2 * c.ffn_dim) + 2 * c.dim)

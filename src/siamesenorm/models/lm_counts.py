@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from siamesenorm.models.counts import Counts, counts_of, size
+from siamesenorm.models.counts import Counts, counts_of, size_of_sublayers
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm_config import LMConfig
 
@@ -16,8 +16,10 @@ def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
     with torch.device("meta"):
         model = LanguageModel(config)
     idle = idle_parameters(model)
-    flops = flops_of_token(config, size(model.blocks) - idle, length)
-    return counts_of(model, flops=flops, length=length, activations=activations_of_token(config), idle=idle)
+    flops = flops_of_token(config, size_of_sublayers(model) - idle, length)
+    return counts_of(
+        model, flops=flops, length=length, activations=activations_of_token(config, model.residual.kept), idle=idle
+    )
 
 
 def idle_parameters(model: LanguageModel) -> int:
@@ -39,10 +41,10 @@ def flops_of_token(config: LMConfig, sublayer_parameters: int, length: int) -> f
     return 2 * (sublayer_parameters + config.vocab_size * config.dim) + attention
 
 
-def activations_of_token(config: LMConfig) -> int:
-    """Numbers kept per token: a stream and a reading per sublayer, q, k, v, attention's output, the FFN's inner."""
+def activations_of_token(config: LMConfig, kept: float = 2.0) -> int:
+    """Numbers kept per token: what links keep (`Topology.kept`), q, k, v, attention's output, the FFN's inner."""
     inner = config.heads * config.head_width
     qkv = inner + 2 * config.key_heads * config.head_width
     hidden = config.ffn_dim if config.moe is None else config.moe.top_k * config.moe.expert_dim
     ffn = (3 if config.activation == "swiglu" else 2) * hidden
-    return config.blocks * (4 * config.dim + qkv + inner + ffn) + 2 * config.dim
+    return config.blocks * (int(2 * kept * config.dim) + qkv + inner + ffn) + 2 * config.dim

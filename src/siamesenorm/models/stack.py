@@ -30,7 +30,7 @@ class Block(nn.Module):
     def __init__(self, attention: nn.Module, ffn: nn.Module, links: Iterable[nn.Module], topology: Topology) -> None:
         super().__init__()
         self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
-        self.between = topology.step(*self.links)  # type: ignore[arg-type]  # two links
+        self.between = topology.step(*self.links)
         self._compiled: Callable[..., Any] | None = None
         self._hooks_then: list[int] = []
 
@@ -102,20 +102,27 @@ class Stack(nn.Module):
         """Build the blocks on a topology, which hands its links over to them: ``block(place, place, links)``."""
         links, places = list(topology.links), topology.places
         del topology.links
-        topology.links, topology.steps = links, []  # type: ignore[assignment]  # a plain list: the blocks own them now
+        topology.links = links  # type: ignore[assignment]  # a plain list: the blocks own them now
         self.residual = topology
-        self.blocks = nn.ModuleList(
-            block(places[k], places[k + 1], links[k : k + 2]) for k in range(0, len(places), 2)
-        )
+        self.blocks = nn.ModuleList(block(places[k], places[k + 1], links[k : k + 2]) for k in range(0, len(places), 2))
 
     def through(self, x: Tensor, context: Context = None) -> tuple[Tensor, list[Any]]:
         """The stack's output for an embedding, and what its blocks reported."""
         self.residual.check_input(x)
-        streams, reported = self.residual.open(x), []
+        streams = self.residual.open(x)
+        reported: list[Any] = []
         for block in self.blocks:
             streams, more = self.run(block, streams, context)  # type: ignore[arg-type]  # ModuleList holds blocks
             reported.extend(more)
         return self.residual.close(streams), reported
+
+    def residual_parameters(self) -> dict[str, nn.Parameter]:
+        """What belongs to the topology, by name: how streams begin and end, and the blocks' links."""
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if name.startswith("residual.") or name.split(".")[2:3] == ["links"]
+        }
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile each block by itself (`torch.compile` takes the options); blocks of one shape share one graph.
@@ -126,7 +133,7 @@ class Stack(nn.Module):
             block.compile(**options)
 
 
-def _rename_links(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _rename_links(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     """Weights from before version 0.3 name a block's links after their number in the stack."""
     for name in [name for name in state if name.startswith(f"{prefix}residual.links.")]:
         number, _, rest = name.removeprefix(f"{prefix}residual.links.").partition(".")

@@ -210,7 +210,7 @@ class VisionTransformer(Stack):
     def between_blocks(
         self, image: Tensor, wanted: Sequence[int], norm: bool = False, *, until: int | None = None
     ) -> tuple[list[Tensor], Streams]:
-        """All tokens behind the blocks `wanted`, in order of depth, and the streams behind block `until` - 1 (or all)."""
+        """All tokens behind the blocks `wanted`, in order of depth; the streams behind block `until` - 1 (or all)."""
         streams, found = self.residual.open(self.embed(image)), []
         for index, block in enumerate(list(self.blocks)[:until]):
             streams, _ = self.run(block, streams, None)  # type: ignore[arg-type]

@@ -13,9 +13,8 @@ def count_vit(config: ViTConfig) -> Counts:
     """Count a configuration's model; the unit is an image."""
     with torch.device("meta"):
         model = VisionTransformer(config)
-    return counts_of(
-        model, flops=flops_of_image(config), length=config.tokens, activations=activations_of_image(config)
-    )
+    kept = activations_of_image(config, model.residual.kept)
+    return counts_of(model, flops=flops_of_image(config), length=config.tokens, activations=kept)
 
 
 def flops_of_image(config: ViTConfig) -> float:
@@ -28,8 +27,8 @@ def flops_of_image(config: ViTConfig) -> float:
     return float(stack + 2 * c.dim * (patches + read * c.classes))
 
 
-def activations_of_image(config: ViTConfig) -> int:
-    """Numbers kept: a stream and a reading per sublayer, q, k, v, attention's output, the FFN's inner."""
+def activations_of_image(config: ViTConfig, kept: float) -> int:
+    """Numbers kept: what links keep, q, k, v, attention's output, the FFN's inner."""
     c = config
     inner = (3 if c.activation == "swiglu" else 2) * c.ffn_dim
-    return c.tokens * (c.blocks * (8 * c.dim + inner) + 2 * c.dim)
+    return c.tokens * (c.blocks * (int((4 + 2 * kept) * c.dim) + inner) + 2 * c.dim)

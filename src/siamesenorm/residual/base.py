@@ -188,6 +188,11 @@ class Topology(nn.Module):
         """What this topology changes about weight initialisation."""
         return InitRule()
 
+    @property
+    def kept(self) -> float:
+        """Tensors of the stack's width that a link keeps for backward in eager mode, its sublayer's reading too."""
+        return 2.0
+
     def named_streams(self, streams: Streams) -> dict[str, Tensor]:
         """The stream(s) by name, each of the stack's width in its last dimension, for looking inside."""
         return {"x": streams}
@@ -215,17 +220,20 @@ class Topology(nn.Module):
     def forward(self, x: Tensor, sublayers: Iterable[Callable[..., Any]], *args: Any, **kwargs: Any) -> Tensor:
         """Run the whole stack: every sublayer is called as ``sublayer(h, *args, **kwargs)``."""
         self.check_input(x)
-        streams, sublayers = self.open(x), list(sublayers)
-        if len(sublayers) != len(self.links):
-            raise TopologyError(f"{self.name}: the stack has {len(self.links)} sublayers, {len(sublayers)} were given")
-        streams, h = self.links[0].read(streams)  # type: ignore[operator]
-        for index, sublayer in enumerate(sublayers):
+        streams, h = self.links[0].read(self.open(x))  # type: ignore[operator]
+        run = 0
+        for sublayer in sublayers:
+            if run == len(self.links):
+                raise TopologyError(f"{self.name}: the stack has {run} sublayers, one more was run")
             output, gate = output_of(sublayer(h, *args, **kwargs))
-            check_output(self.name, index, output, h.shape)
-            if index < len(self.steps):
-                streams, h = self.steps[index](streams, output, gate)
+            check_output(self.name, run, output, h.shape)
+            if run < len(self.steps):
+                streams, h = self.steps[run](streams, output, gate)
             else:
-                streams = self.links[index].add(streams, output, gate)  # type: ignore[operator]
+                streams = self.links[run].add(streams, output, gate)  # type: ignore[operator]
+            run += 1
+        if run != len(self.links):
+            raise TopologyError(f"{self.name}: the stack has {len(self.links)} sublayers, {run} were run")
         return self.close(streams)
 
     def start(self, x: Tensor) -> Flow:

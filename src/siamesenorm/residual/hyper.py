@@ -107,6 +107,11 @@ class Rows(Topology):
         """n copies of the embedding."""
         return x.unsqueeze(-2).repeat_interleave(self.options.rate, dim=-2)
 
+    @property
+    def kept(self) -> float:
+        """The rows, the rows normed, and the reading before and behind its norm."""
+        return 2.0 * self.options.rate + 2.0
+
     def named_streams(self, streams: Tensor) -> dict[str, Tensor]:
         """One name a row."""
         return {f"h{row}": streams[..., row, :] for row in range(self.options.rate)}

@@ -19,6 +19,7 @@ from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.models.lm_counts import activations_of_token, flops_of_token
+from siamesenorm.models.stack import Block
 from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.likelihood import log_likelihoods
@@ -251,8 +252,8 @@ class LanguageTask(Task):
 
     def flops_per_sample(self, model: nn.Module) -> float:
         """Forward and backward over one sequence; experts that a token is not sent to do not count."""
-        blocks = [block for name, block in model.named_modules() if name.rpartition(".")[2] == "blocks"]
-        sublayers = sum(parameter.numel() for part in blocks for parameter in part.parameters())
+        blocks = [block for block in model.modules() if isinstance(block, Block)]
+        sublayers = sum(p.numel() for block in blocks for sublayer in block.sublayers for p in sublayer.parameters())
         if (moe := self.model_config.moe) is not None:
             halves = 3 if self.model_config.activation == "swiglu" else 2
             idle = (moe.experts - moe.top_k) * halves * self.model_config.dim * moe.expert_dim

@@ -70,9 +70,7 @@ class SiameseNormAttention(Attention):
 class SiameseNormBlock(GradientCheckpointingLayer):
     """Attention, FFN and the links that join them to the residual streams: tensors in, tensors out."""
 
-    def __init__(
-        self, attention: Any, ffn: Any, links: list[nn.Module], topology: Topology, config: SiameseNormConfig
-    ) -> None:
+    def __init__(self, attention: Any, ffn: Any, links: Any, topology: Topology, config: SiameseNormConfig) -> None:
         super().__init__()
         attention.config = config
         self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
@@ -93,11 +91,11 @@ class SiameseNormBlock(GradientCheckpointingLayer):
         """
         first, last = self.links
         with offloaded(self.links):
-            carried, h = first.read(pytree.tree_unflatten(streams, layout))
+            carried, h = first.read(pytree.tree_unflatten(streams, layout))  # type: ignore[operator]
             carried, h = self.between(carried, self.attention(h, turn, mask, past_key_values, options)[0])
             result = self.ffn(h)
             output, *reported = result if isinstance(result, tuple) else (result,)
-            carried = last.add(carried, output)
+            carried = last.add(carried, output)  # type: ignore[operator]
         losses = [loss for stats in reported for loss in (stats.balance_loss, stats.z_loss)]
         return *pytree.tree_leaves(carried), *losses
 

@@ -123,7 +123,9 @@ class TimmVisionTransformer(VisionTransformer):
     def no_weight_decay(self) -> set[str]:
         """Positions, tokens, and what the topology wants spared."""
         owners = [(prefix, part) for prefix, part in self.named_modules() if isinstance(part, (Link, Topology))]
-        return super().no_weight_decay() | {f"{prefix}.{name}" for prefix, part in owners for name in part.no_weight_decay()}
+        return super().no_weight_decay() | {
+            f"{prefix}.{name}" for prefix, part in owners for name in part.no_weight_decay()
+        }
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Parameters by depth, for layer-wise learning rates."""
@@ -224,7 +226,7 @@ class TimmVisionTransformer(VisionTransformer):
         wanted, last = feature_take_indices(len(self.blocks), indices)
         kept = last + 1
         self.blocks = self.blocks[:kept]
-        self.residual.links = self.residual.links[: 2 * kept]  # type: ignore[assignment]
+        self.residual.links = self.residual.links[: 2 * kept]
         self.residual.places = self.residual.places[: 2 * kept]
         if prune_norm:
             self.closes = False
