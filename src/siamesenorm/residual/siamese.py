@@ -257,8 +257,8 @@ class FusedStep(Step):
             for parameter in ((None, None) if norm is None else (norm.weight, norm.bias))
         ]
         parameters.append(self.following.gain)
-        tensors = (x, y, output, *parameters)
-        if not runs_eager(*tensors) or not takes(*tensors) or self.seen():
+        ordinary = runs_eager(x, y, output, gate, *parameters)
+        if not ordinary or not takes(x, y, output, parameters, gate) or self.seen():
             return super().__call__(streams, output, gate)
         output = self.last.dropped(output, self.last.draw(output, gate))
         x, y, h = siamese_step(x, y, output, self.scale, tuple(parameters), self.kinds, self.eps)

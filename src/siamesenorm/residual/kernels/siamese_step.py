@@ -75,15 +75,20 @@ def _normed(x: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, ep
     return plain_rms_norm(x, weight, bias, eps) if kind == RMS else layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def takes(x: Tensor, y: Tensor, output: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether the operator can run on these: streams of one shape and dtype, which O and g leave as it is.
+def takes(
+    x: Tensor, y: Tensor, output: Tensor, parameters: Sequence[Tensor | None], gate: Tensor | None = None
+) -> bool:
+    """Whether the operator can run: on streams of one shape and dtype, which O, its gate and g leave as it is.
 
     Under autocast on a GPU, O comes in a lower precision than the streams.
     """
     if not x.shape == y.shape == output.shape or x.dtype is not y.dtype:
         return False
-    if any(t is not None and torch.promote_types(x.dtype, t.dtype) is not x.dtype for t in (output, parameters[-1])):
+    if gate is not None and torch.broadcast_shapes(gate.shape, output.shape) != output.shape:
         return False
+    for t in (output, gate, parameters[-1]):
+        if t is not None and torch.promote_types(x.dtype, t.dtype) is not x.dtype:
+            return False
     return devices.takes(x, y, output, *parameters)
 
 
