@@ -213,9 +213,10 @@ def test_opcheck_of_the_step(kinds, dtype):
     torch.library.opcheck(operators.siamese_step_backward.default, (*kept, 0.5, *parameters, kinds), **CHECKED)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "autocast"])
 @pytest.mark.parametrize("text", ["siamese", "siamese:form=hybrid_pre"])
-def test_a_stack_runs_on_them(monkeypatch, text, dtype):
+def test_a_stack_runs_on_them(monkeypatch, text, precision):
+    """With errors like the plain form's in the same precision; under autocast streams are wider than updates."""
     started = []
     real = triton_rows.Launch.run
     monkeypatch.setattr(
@@ -224,17 +225,23 @@ def test_a_stack_runs_on_them(monkeypatch, text, dtype):
         lambda self, kernel, *rest, **how: started.append(kernel) or real(self, kernel, *rest, **how),
     )
     monkeypatch.setattr(devices, "takes", lambda x, *_: native.allowed() and x.dtype in devices.GPU_DTYPES)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     topology, sublayers = make(text, 2, 8, dtype), make_sublayers([["attention", "ffn"]] * 2, 8, dtype)
     randomise(topology)
-    tensors = [random(2, 3, 8, dtype=dtype), *topology.parameters()]
-    found = gradients(lambda x, *_: [topology(x, sublayers)], tensors)
-    assert [started.count(module) for module in (triton_siamese._step_forward, triton_siamese._step_backward)] == [3, 3]
+    x = random(2, 3, 8, dtype=dtype)
+
+    def run(x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast" and x.dtype is dtype):
+            return gradients(lambda x, *_: [topology(x, sublayers)], [x, *topology.parameters()])
+
+    found = run(x)
+    assert [started.count(kernel) for kernel in (triton_siamese._step_forward, triton_siamese._step_backward)] == [3, 3]
     assert started.count(triton_norm._norm_forward) == started.count(triton_norm._norm_backward) > 0
     started.clear()
     with native.disabled():
-        plain = gradients(lambda x, *_: [topology(x, sublayers)], tensors)
-        topology, sublayers = topology.double(), sublayers.double()
-        exact = gradients(lambda x, *_: [topology(x, sublayers)], [*in_double(tensors[:1]), *topology.parameters()])
+        plain = run(x)
+        topology.double(), sublayers.double()
+        exact = run(*in_double([x]))
     assert not started
     assert {t.dtype for t in found} == {dtype}
     assert off(found, exact) <= 1.5 * off(plain, exact)
