@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager
+from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager, wants_plain_backward
 
 CHUNK_LOGITS = 2**24  # 64 MB of float32
 CHUNK_TOKENS = 256  # fewer and the head's weight is read from memory more often than it is used
@@ -92,7 +93,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if want_hidden else None
         # Sums over many chunks stay in float32 also for a bfloat16 head.
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        grad_weight = torch.empty_like(weight, dtype=wide) if want_weight else None
+        make = torch.empty_like if hidden.shape[0] else torch.zeros_like  # without tokens nothing is written into it
+        grad_weight = make(weight, dtype=wide) if want_weight else None
         total = torch.zeros((), dtype=wide, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, hidden.shape[0], chunk):
@@ -127,15 +129,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *grads, hidden, weight, labels, counted = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if wants_plain_backward():
             found = plain_gradients(
                 lambda h, w: plain(h, w, labels, counted, ctx.ignore, ctx.z), (hidden, weight), (grad,)
             )
             return *found, None, None, None, None, None
-        # Looking at the number costs nothing on a CPU and saves a pass over the head's gradient.
-        if torch.compiler.is_compiling() or grad.device.type != "cpu" or grad.item() != 1:
+        if not _may_look(grad) or grad.item() != 1:
             grads = [None if g is None else g * grad.to(g.dtype) for g in grads]
         return *grads, None, None, None, None, None
+
+
+def _may_look(number: Tensor) -> bool:
+    """Whether a number may be looked at, to save a pass over the head's gradient where it is one.
+
+    It costs nothing on a CPU. Who records operators (compilers, make_fx) or maps over numbers (vmap) must not see what
+    hangs on one of them.
+    """
+    recorded = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+    return number.is_cpu and not recorded and not torch._C._functorch.is_legacy_batchedtensor(number)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:

@@ -9,14 +9,17 @@ it without a graph break.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.jit._trace import is_tracing
 
-from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager
+from siamesenorm.residual.kernels.eager import is_batched, plain_gradients, runs_eager, wants_plain_backward
+from siamesenorm.residual.kernels.operator import define, operators
 
 
 class Slots(NamedTuple):
@@ -85,12 +88,11 @@ def grouped_linear(
         rows = x.index_select(0, slots.token) if dispatch else x
         out = F.grouped_mm(rows, weight.to(x.dtype).transpose(1, 2), offs=slots.ends.to(torch.int32))
         return out if bias is None else out + _expert_rows(bias, slots).to(x.dtype)
-    if not torch.compiler.is_compiling() and not runs_eager(x, weight, bias):
-        return plain(x, weight, bias, slots.ends, slots.token if dispatch else None)
     token, of_token = (slots.token, slots.of_token) if dispatch else (None, None)
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return torch.ops.siamesenorm.grouped_linear(x, weight, bias, slots.ends, token, of_token)
-    return _forward(x, weight, bias, slots.ends, token, of_token)
+    # Fake tensors take the operator, which has a shape whatever the routing is.
+    if not torch.compiler.is_compiling() and not isinstance(x, FakeTensor) and not runs_eager(x, weight, bias):
+        return plain(x, weight, bias, slots.ends, token)
+    return operators.grouped_linear(x, weight, bias, slots.ends, token, of_token)
 
 
 def has_grouped_mm(x: Tensor, weight: Tensor) -> bool:
@@ -100,14 +102,23 @@ def has_grouped_mm(x: Tensor, weight: Tensor) -> bool:
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor, token: Tensor | None) -> Tensor:
-    """The projection in ordinary operators: for `torch.func`, which does not take the operator below, and for its
-    second derivatives.
-    """
+    """The projection in ordinary operators: for `torch.func`, traces and second derivatives."""
     rows = x if token is None else x.index_select(0, token)
-    biases = [None] * weight.shape[0] if bias is None else bias.to(rows.dtype).unbind()
+    weight, bias = weight.to(rows.dtype), None if bias is None else bias.to(rows.dtype)
+    if is_tracing() or is_batched(ends):
+        return _by_every_expert(rows, weight, bias, ends)
     sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
-    experts = zip(rows.split(sizes), weight.to(rows.dtype).unbind(), biases, strict=True)
+    biases = [None] * weight.shape[0] if bias is None else bias.unbind()
+    experts = zip(rows.split(sizes), weight.unbind(), biases, strict=True)
     return torch.cat([F.linear(part, w, b) for part, w, b in experts])
+
+
+def _by_every_expert(rows: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
+    """Every row through every expert, for want of sizes: in a trace and under `vmap` no number may be read."""
+    outputs = rows @ weight.transpose(1, 2)  # (experts, slots, out)
+    outputs = outputs if bias is None else outputs + bias.unsqueeze(1)
+    expert = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
+    return outputs.gather(0, expert.view(1, -1, 1).expand(1, -1, outputs.shape[2])).squeeze(0)
 
 
 def _expert_rows(bias: Tensor, slots: Slots) -> Tensor:
@@ -175,28 +186,11 @@ def _backward(
     return grad_rows, grad_weight, grad_bias
 
 
-_forward_op = torch.library.custom_op(
-    "siamesenorm::grouped_linear",
-    _forward,
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor? bias, Tensor ends, Tensor? token, Tensor? of_token) -> Tensor",
-)
-_backward_op = torch.library.custom_op(
-    "siamesenorm::grouped_linear_backward",
-    _backward,
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor weight, Tensor ends, Tensor? token, Tensor? of_token, "
-    "bool wants_x, bool wants_weight, bool wants_bias) -> (Tensor, Tensor, Tensor)",
-)
-
-
-@_forward_op.register_fake
-def _(x: Tensor, weight: Tensor, bias: Any, ends: Tensor, token: Any, of_token: Any) -> Tensor:
+def _forward_shapes(x: Tensor, weight: Tensor, bias: Any, ends: Tensor, token: Any, of_token: Any) -> Tensor:
     return x.new_empty((x if token is None else token).shape[0], weight.shape[1])
 
 
-@_backward_op.register_fake
-def _(grad: Any, x: Any, weight: Any, ends: Any, token: Any, of_token: Any, *wants: bool) -> Any:
+def _backward_shapes(grad: Any, x: Any, weight: Any, ends: Any, token: Any, of_token: Any, *wants: bool) -> Any:
     return (
         torch.empty_like(x, memory_format=torch.contiguous_format) if wants[0] else x.new_empty(0, x.shape[1]),
         torch.empty_like(weight) if wants[1] else weight.new_empty(0),
@@ -212,38 +206,35 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     wants = ctx.needs_input_grad[:3]
     x, weight, bias, ends, token, of_token = ctx.saved_tensors
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return (
-            *plain_gradients(lambda x, w, b: plain(x, w, b, ends, token), (x, weight, bias), (grad,)),
-            None,
-            None,
-            None,
-        )
-    grads = torch.ops.siamesenorm.grouped_linear_backward(grad, x, weight, ends, token, of_token, *wants)
+    if wants_plain_backward():
+        found = plain_gradients(partial(plain, ends=ends, token=token), (x, weight, bias), (grad,))
+        return *found, None, None, None
+    grads = operators.grouped_linear_backward(grad, x, weight, ends, token, of_token, *wants)
     return *(g if wanted else None for g, wanted in zip(grads, wants, strict=True)), None, None, None
 
 
-_forward_op.register_autograd(_differentiate, setup_context=_keep)
-
-
-@register_flop_formula(torch.ops.siamesenorm.grouped_linear)
-def _forward_flops(
-    x: Any, weight: Any, bias: Any, ends: Any, token: Any, of_token: Any, *, out_shape: Any, **_: Any
-) -> int:
+def _forward_flops(x: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
     return int(2 * out_shape[0] * weight[1] * weight[2])
 
 
-@register_flop_formula(torch.ops.siamesenorm.grouped_linear_backward)
 def _backward_flops(
-    grad: Any,
-    x: Any,
-    weight: Any,
-    ends: Any,
-    token: Any,
-    of_token: Any,
-    wants_x: bool,
-    wants_w: bool,
-    *_: Any,
-    **__: Any,
+    grad: Any, x: Any, weight: Any, ends: Any, token: Any, of_token: Any, *wants: bool, **_: Any
 ) -> int:
-    return int(2 * grad[0] * weight[1] * weight[2] * (wants_x + wants_w))
+    return int(2 * grad[0] * weight[1] * weight[2] * sum(wants[:2]))
+
+
+define(
+    "grouped_linear_backward(Tensor grad, Tensor x, Tensor weight, Tensor ends, Tensor? token, Tensor? of_token, "
+    "bool wants_x, bool wants_weight, bool wants_bias) -> (Tensor, Tensor, Tensor)",
+    anywhere=_backward,
+    fake=_backward_shapes,
+    flops=_backward_flops,
+)
+define(
+    "grouped_linear(Tensor x, Tensor weight, Tensor? bias, Tensor ends, Tensor? token, Tensor? of_token) -> Tensor",
+    anywhere=_forward,
+    fake=_forward_shapes,
+    keep=_keep,
+    differentiate=_differentiate,
+    flops=_forward_flops,
+)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.residual.errors import TopologyError
-from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION, rms_norm
+from siamesenorm.residual.kernels.layer_norm import layer_norm
+from siamesenorm.residual.kernels.rms_norm import rms_norm
 
 NormKind = Literal["rms", "layer"]
 NormRole = Literal["input", "stream", "final"]
@@ -36,6 +36,11 @@ class Norm(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def check_width(self, x: Tensor) -> None:
+        """Raise where the last dimension is not the one that is normalised."""
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"norm: {x.shape[-1]} features where {self.dim} are normalised")
+
     def extra_repr(self) -> str:
         """Shown by print(model)."""
         return f"{self.dim}, eps={self.eps}, affine={self.weight is not None}, bias={self.bias is not None}"
@@ -48,8 +53,7 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension; float32 inside for low-precision input."""
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"norm: {x.shape[-1]} features where {self.dim} are normalised")
+        self.check_width(x)
         return rms_norm(x, self.weight, self.bias, self.eps)
 
 
@@ -60,9 +64,8 @@ class LayerNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension; float32 inside for low-precision input."""
-        values = x.float() if x.dtype in LOW_PRECISION else x
-        weight, bias = (None if p is None else p.to(values.dtype) for p in (self.weight, self.bias))
-        return F.layer_norm(values, (self.dim,), weight, bias, self.eps).to(x.dtype)
+        self.check_width(x)
+        return layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
 
 
 NORM_CLASSES: dict[str, type[Norm]] = {"rms": RMSNorm, "layer": LayerNorm}

@@ -23,9 +23,8 @@ from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.flow import Streams
 from siamesenorm.residual.hooks import has_hooks
-from siamesenorm.residual.kernels import native
 from siamesenorm.residual.kernels.eager import runs_eager
-from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS, siamese_step
+from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS, siamese_step, takes
 from siamesenorm.residual.norms import LayerNorm, Norms, RMSNorm
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
@@ -258,8 +257,8 @@ class FusedStep(Step):
             for parameter in ((None, None) if norm is None else (norm.weight, norm.bias))
         ]
         parameters.append(self.following.gain)
-        tensors = (x, y, output, *parameters)
-        if not runs_eager(*tensors) or not native.takes(*tensors) or self.seen():
+        ordinary = runs_eager(x, y, output, gate, *parameters)
+        if not ordinary or not takes(x, y, output, parameters, gate) or self.seen():
             return super().__call__(streams, output, gate)
         output = self.last.dropped(output, self.last.draw(output, gate))
         x, y, h = siamese_step(x, y, output, self.scale, tuple(parameters), self.kinds, self.eps)

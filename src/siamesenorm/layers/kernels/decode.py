@@ -6,6 +6,7 @@ gradient; each function here gives None where its operator may not run or would 
 
 from __future__ import annotations
 
+import math
 from ctypes import Structure, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from siamesenorm.residual.kernels import native
 from siamesenorm.residual.kernels.eager import runs_eager
-from siamesenorm.residual.kernels.operator import define
+from siamesenorm.residual.kernels.operator import define, operators
 
 FEW_ROWS = 16
 """Up to so many rows, the kernel walks over the weights faster than PyTorch's matrix product."""
@@ -67,11 +68,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """``x @ weight.T + bias`` for a few rows."""
     if weight.dim() != 2 or x.numel() > FEW_ROWS * x.shape[-1] or not _decodes(x, weight, bias):
         return None
-    return torch.ops.siamesenorm.few_rows_linear(x, weight, bias)
+    return operators.few_rows_linear(x, weight, bias)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    x, weight, (out_dim, width) = x.contiguous(), weight.contiguous(), weight.shape
+    x, weight, bias, (out_dim, width) = x.contiguous(), weight.contiguous(), native.whole(bias), weight.shape
     out = x.new_empty((*x.shape[:-1], out_dim))
     addresses = (
         native.pointer(x, (*x.shape[:-1], width)),
@@ -79,7 +80,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         native.pointer(bias, (out_dim,)),
         native.pointer(out, out.shape),
     )
-    native.call("linear", LinearArgs(x.numel() // width, width, out_dim, torch.get_num_threads(), *addresses))
+    native.call("linear", LinearArgs(math.prod(x.shape[:-1]), width, out_dim, torch.get_num_threads(), *addresses))
     return out
 
 
@@ -97,7 +98,7 @@ def experts(
     weights = (router, w_in, b_in, w_out, b_out)
     if tokens.shape[0] * top_k > FEW_SLOTS or not _decodes(tokens, *weights):
         return None
-    return torch.ops.siamesenorm.few_tokens_experts(tokens, top_k, normalize, *weights)
+    return operators.few_tokens_experts(tokens, top_k, normalize, *weights)
 
 
 def _experts(
@@ -105,6 +106,7 @@ def _experts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     tokens, (count, dim), (number, _, hidden) = tokens.contiguous(), tokens.shape, w_out.shape
     router, w_in, w_out = router.contiguous(), w_in.contiguous(), w_out.contiguous()
+    b_in, b_out = native.whole(b_in), native.whole(b_out)
     if not 1 <= top_k <= number:
         raise RuntimeError(f"experts: {top_k} of {number} cannot be chosen")
     out, stats = torch.empty_like(tokens), tokens.new_empty(3)
@@ -136,7 +138,7 @@ def attention(
     """
     if q.shape[1] != 1 or cos.numel() != q.shape[3] or not _decodes(q, k, v, cos, sin, keys, values):
         return None
-    return torch.ops.siamesenorm.next_token_attention(q, k, v, cos, sin, keys, values, length, first)
+    return operators.next_token_attention(q, k, v, cos, sin, keys, values, length, first)
 
 
 def _attention(
@@ -169,10 +171,27 @@ def _attention(
     return out
 
 
+def _linear_flops(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x[:-1]) * math.prod(weight)
+
+
+def _experts_flops(
+    tokens: Any, top_k: int, normalize: bool, router: Any, w_in: Any, b_in: Any, w_out: Any, *_: Any, **__: Any
+) -> int:
+    return 2 * tokens[0] * (math.prod(router) + top_k * (math.prod(w_in[1:]) + math.prod(w_out[1:])))
+
+
+def _attention_flops(
+    q: Any, k: Any, v: Any, cos: Any, sin: Any, keys: Any, values: Any, length: int, first: int, **_: Any
+) -> int:
+    return 4 * math.prod(q) * (length + 1 - first)
+
+
 define(
     "few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     cpu=_linear,
     fake=lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
+    flops=_linear_flops,
 )
 define(
     "few_tokens_experts(Tensor tokens, int top_k, bool normalize, Tensor router, Tensor w_in, Tensor? b_in, "
@@ -183,10 +202,12 @@ define(
         tokens.new_empty(3),
         torch.empty(router.shape[0], dtype=torch.long, device=tokens.device),
     ),
+    flops=_experts_flops,
 )
 define(
     "next_token_attention(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, "
     "int length, int first) -> Tensor",
     cpu=_attention,
     fake=lambda q, *rest: q.new_empty(q.shape[0], 1, q.shape[2] * q.shape[3]),
+    flops=_attention_flops,
 )

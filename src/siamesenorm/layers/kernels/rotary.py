@@ -5,6 +5,7 @@ The derivative of a turn is the turn back, by the same operator: nothing but the
 
 from __future__ import annotations
 
+import math
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from siamesenorm.residual.kernels import native
-from siamesenorm.residual.kernels.eager import runs_eager
-from siamesenorm.residual.kernels.operator import define
+from siamesenorm.residual.kernels.eager import runs_eager, transformed
+from siamesenorm.residual.kernels.operator import define, operators
 from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION
 
 
@@ -51,24 +52,42 @@ def rotary(x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
 
     cos, sin: (cos, cos) and (-sin, sin), each (tokens, 1, head_dim) or (batch, tokens, 1, head_dim).
     """
-    if runs_eager(x, cos, sin) and x.dim() == 4 and native.takes(x, cos, sin):
-        return torch.ops.siamesenorm.rotary(x, turned, cos, sin, 1.0)
+    learned = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    if runs_eager(x, cos, sin) and not learned and _fits(x, cos, sin) and native.takes(x, cos, sin):
+        return operators.rotary(x, turned, cos, sin, 1.0)
+    return _plain_of_first(x, turned, cos, sin)
+
+
+def _plain_of_first(x: Tensor, turned: int, cos: Tensor, sin: Tensor) -> Tensor:
     if turned == x.shape[2]:
         return plain(x, cos, sin)
     return torch.cat([plain(x[:, :, :turned], cos, sin), x[:, :, turned:]], dim=2)
 
 
+def _fits(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether these are heads, and angles of their tokens."""
+    *positions, one, width = cos.shape
+    return (
+        x.dim() == 4
+        and (one, width) == (1, x.shape[3])
+        and positions in ([x.shape[1]], [1, x.shape[1]], list(x.shape[:2]))
+        and cos.shape == sin.shape
+    )
+
+
 def _turn(x: Tensor, turned: int, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    if not _fits(x, cos, sin):
+        raise RuntimeError(
+            f"rotary: angles of shapes {tuple(cos.shape)} and {tuple(sin.shape)} do not fit heads of shape "
+            f"{tuple(x.shape)}"
+        )
     batch, tokens, heads, width = x.shape
-    if x.stride(3) != 1:
-        x = x.contiguous()
     if width % 2 or not 0 <= turned <= heads:
         raise RuntimeError(f"rotary: {turned} of {heads} heads of width {width} cannot be turned")
+    x = x if x.stride(3) == 1 else x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     cos, sin = cos.contiguous(), sin.contiguous()
-    turns = cos.numel() // width
-    if turns not in (tokens, batch * tokens):
-        raise RuntimeError(f"rotary: angles of {turns} positions do not fit {batch} rows of {tokens} tokens")
+    turns = math.prod(cos.shape[:-2])
     parts = [HeadsArgs(native.strided(t, x.shape), *(t.stride(d) for d in range(3))) for t in (x, out)]
     angles = native.pointer(cos, cos.shape), native.pointer(sin, cos.shape)
     if turned:
@@ -81,11 +100,18 @@ def _turn(x: Tensor, turned: int, cos: Tensor, sin: Tensor, direction: float) ->
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, ctx.turned, cos, sin, ctx.direction = inputs
+    if any(ctx.needs_input_grad[2:4]):
+        raise NotImplementedError("siamesenorm::rotary has no derivative for its angles; its plain form has one")
     ctx.save_for_backward(cos, sin)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    return torch.ops.siamesenorm.rotary(grad, ctx.turned, *ctx.saved_tensors, -ctx.direction), None, None, None, None
+    cos, sin = ctx.saved_tensors
+    if transformed():
+        back = _plain_of_first(grad, ctx.turned, cos, -ctx.direction * sin)
+    else:
+        back = operators.rotary(grad, ctx.turned, cos, sin, -ctx.direction)
+    return back, None, None, None, None
 
 
 define(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from ctypes import Structure, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siamesenorm.residual.kernels import native
-from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager
-from siamesenorm.residual.kernels.operator import define
+from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager, wants_plain_backward
+from siamesenorm.residual.kernels.operator import define, operators
 
 
 class SwiGLUArgs(Structure):
@@ -34,7 +35,7 @@ def plain(projected: Tensor) -> Tensor:
 def swiglu(projected: Tensor) -> Tensor:
     """``silu(gate) * value`` of one projection, whose halves are (value, gate)."""
     if runs_eager(projected) and native.takes(projected):
-        return torch.ops.siamesenorm.swiglu(projected)
+        return operators.swiglu(projected)
     return plain(projected)
 
 
@@ -59,7 +60,7 @@ def _call(name: str, projected: Tensor, grad: Tensor | None, out: Tensor) -> Non
         raise RuntimeError(f"swiglu: {both} features do not fall into two halves")
     units = (*rows, both // 2)
     arguments = SwiGLUArgs(
-        projected.numel() // both,
+        math.prod(rows),
         both // 2,
         torch.get_num_threads(),
         native.pointer(projected, projected.shape),
@@ -74,9 +75,9 @@ def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> Tensor | None:
-    if torch.is_grad_enabled():
+    if wants_plain_backward():
         return plain_gradients(plain, ctx.saved_tensors, (grad,))[0]
-    return torch.ops.siamesenorm.swiglu_backward(grad, *ctx.saved_tensors)
+    return operators.swiglu_backward(grad, *ctx.saved_tensors)
 
 
 define(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.jit._trace import is_tracing
 
 PLAIN_TYPES = frozenset({Tensor, nn.Parameter, type(None)})
 
@@ -15,22 +16,36 @@ PLAIN_TYPES = frozenset({Tensor, nn.Parameter, type(None)})
 def runs_eager(*tensors: Tensor | None) -> bool:
     """Whether operators may run: eager mode, ordinary tensors, no transform that would need the plain form.
 
-    Compilers fuse and recompute better on the plain form; DTensors, `torch.func`, forward-mode derivatives and traces
-    that leave this process need ordinary operators.
+    Compilers fuse and recompute better on the plain form; DTensors need ordinary operators.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
-        return False
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return False
-    return PLAIN_TYPES.issuperset(map(type, tensors))
+    return not torch.compiler.is_compiling() and not transformed() and PLAIN_TYPES.issuperset(map(type, tensors))
+
+
+def transformed() -> bool:
+    """Whether `torch.func`, forward-mode derivatives or a trace that leaves this process need ordinary operators."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or is_tracing()
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether `vmap`, at any level, runs over a tensor, so that no number of it can be read."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if torch._C._functorch.is_batchedtensor(tensor):
+            return True
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return False
+
+
+def wants_plain_backward() -> bool:
+    """Whether the backward pass that runs now is differentiated again (``create_graph``) or mapped over (`vmap`)."""
+    return (torch.is_grad_enabled() or transformed()) and not torch.compiler.is_compiling()
 
 
 def plain_gradients(
     plain: Callable[..., Any], inputs: Sequence[Tensor | None], grads: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of `plain` for those inputs that want them, in operators that can be differentiated again.
+    """Gradients of `plain` for the inputs that are there, in operators that can be differentiated again.
 
-    What an operator's backward returns where somebody asked for `create_graph`.
+    What an operator's backward returns where `wants_plain_backward`.
     """
     present = [t for t in inputs if t is not None]
 

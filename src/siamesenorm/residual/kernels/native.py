@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from ctypes import Structure
 from pathlib import Path
@@ -52,6 +53,11 @@ def absence() -> str:
     return _load()[1]
 
 
+def allowed() -> bool:
+    """Whether kernels, of whatever device, are not switched off."""
+    return _enabled
+
+
 def enabled() -> bool:
     """Whether the kernels exist and are not switched off."""
     return _enabled and library() is not None
@@ -74,6 +80,11 @@ def takes(*tensors: Tensor | None) -> bool:
         if t is not None and not (t.is_cpu and t.dtype is torch.float32 and t.numel()):
             return False
     return enabled()
+
+
+def whole(tensor: Tensor | None) -> Tensor | None:
+    """The tensor in one piece, as `pointer` needs it."""
+    return None if tensor is None else tensor.contiguous()
 
 
 def pointer(tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int | None:
@@ -100,7 +111,10 @@ def strided(tensor: Tensor, shape: Sequence[int]) -> int:
 def _address(tensor: Tensor, dtype: torch.dtype) -> int:
     if not tensor.is_cpu or tensor.dtype is not dtype:
         raise RuntimeError(f"kernel: a tensor of {dtype} on the CPU is needed, got {_about(tensor)}")
-    return tensor.data_ptr()
+    address = tensor.data_ptr()
+    if not address and tensor.numel():
+        raise RuntimeError(f"kernel: the memory of a tensor was given back, got {_about(tensor)}")
+    return address
 
 
 def _about(tensor: Tensor) -> str:
@@ -120,5 +134,4 @@ def _kernel(name: str) -> Any:
 
 def size_of(x: Tensor) -> tuple[int, int, int]:
     """Rows, width and threads."""
-    dim = x.shape[-1]
-    return x.numel() // dim, dim, torch.get_num_threads()
+    return math.prod(x.shape[:-1]), x.shape[-1], torch.get_num_threads()

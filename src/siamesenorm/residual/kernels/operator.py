@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
-NAMESPACE = "siamesenorm"
+# A copy of this code (beside exported weights) has operators of its own: it may be of another version, and lie where
+# no compiled library is.
+NAMESPACE = "siamesenorm" if __name__.startswith("siamesenorm.") else re.sub(r"\W", "_", __name__)
+operators = getattr(torch.ops, NAMESPACE)
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def define(
     schema: str,
     *,
-    cpu: Callable[..., Any],
     fake: Callable[..., Any],
+    cpu: Callable[..., Any] | None = None,
     cuda: Callable[..., Any] | None = None,
+    anywhere: Callable[..., Any] | None = None,
     keep: Callable[..., None] | None = None,
     differentiate: Callable[..., Any] | None = None,
+    flops: Callable[..., int] | None = None,
 ) -> None:
-    """Define ``siamesenorm::name`` once; a second copy of this code (beside exported weights) finds it there.
+    """Define ``siamesenorm::name``, to be called as ``operators.name``.
 
-    cpu, cuda: kernels. fake: tensors of the right shape, for compilers. keep, differentiate: what backward needs and
-    does; without them the operator takes no gradient.
+    cpu, cuda: kernels; anywhere: one for every device. fake: tensors of the right shape, for compilers. keep,
+    differentiate: what backward needs and does; without them a gradient that is asked for is refused. flops: what FLOP
+    counters count, from the shapes of the arguments.
     """
     name = schema.partition("(")[0]
-    if hasattr(getattr(torch.ops, NAMESPACE), name):
+    if hasattr(operators, name):  # this module is being loaded again
         return
     _library.define(schema)
-    _library.impl(name, cpu, "CPU")
-    if cuda is not None:
-        _library.impl(name, cuda, "CUDA")
+    for kernel, device in ((cpu, "CPU"), (cuda, "CUDA"), (anywhere, "CompositeExplicitAutograd")):
+        if kernel is not None:
+            _library.impl(name, kernel, device)
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
-    if differentiate is not None:
+    if "!)" not in schema:  # torch differentiates no operator that writes into its arguments
+        differentiate = differentiate or _refuse(name)
         torch.library.register_autograd(f"{NAMESPACE}::{name}", differentiate, setup_context=keep, lib=_library)
+    if flops is not None:
+        register_flop_formula(getattr(operators, name))(flops)
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(f"{NAMESPACE}::{name} has no derivative; its plain form has one")
+
+    return refuse

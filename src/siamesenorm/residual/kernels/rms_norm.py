@@ -1,20 +1,22 @@
 """`siamesenorm::rms_norm`: x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension, in one pass.
 
-PyTorch's own on CPU is a chain of five operators. Backward keeps the input and one number a row.
+PyTorch's own on CPU is a chain of five operators. Backward keeps the input and one number a row. On a GPU input and
+parameters may be of float32, bfloat16 and float16 in any mixture.
 """
 
 from __future__ import annotations
 
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from siamesenorm.residual.kernels import native
-from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager
-from siamesenorm.residual.kernels.operator import define
+from siamesenorm.residual.kernels import devices, native
+from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager, wants_plain_backward
+from siamesenorm.residual.kernels.operator import define, operators
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -51,13 +53,13 @@ def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> 
 
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm, by the operator where it may run."""
-    if runs_eager(x, weight, bias) and native.takes(x, weight, bias):
-        return torch.ops.siamesenorm.rms_norm(x, weight, bias, eps)[0]
+    if runs_eager(x, weight, bias) and devices.takes(x, weight, bias):
+        return operators.rms_norm(x, weight, bias, eps)[0]
     return plain(x, weight, bias, eps)
 
 
 def _forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    x = x.contiguous()
+    x, weight, bias = x.contiguous(), native.whole(weight), native.whole(bias)
     out, rstd = torch.empty_like(x), x.new_empty(x.shape[:-1])
     width = x.shape[-1:]
     norm = NormArgs(
@@ -73,6 +75,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of input, weight and bias; what is absent comes back empty."""
     grad, x, rstd = grad.contiguous(), x.contiguous(), rstd.contiguous()
+    weight, bias = native.whole(weight), native.whole(bias)
     out, width = torch.empty_like(x), x.shape[-1:]
     grad_weight = x.new_empty((0,) if weight is None else width)
     grad_bias = x.new_empty((0,) if bias is None else width)
@@ -106,30 +109,38 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     x, weight, bias, rstd = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        return *plain_gradients(lambda x, w, b: plain(x, w, b, ctx.eps), (x, weight, bias), (grad,)), None
-    out, grad_weight, grad_bias = torch.ops.siamesenorm.rms_norm_backward(grad, x, weight, bias, rstd)
+    if wants_plain_backward():
+        return *plain_gradients(partial(plain, eps=ctx.eps), (x, weight, bias), (grad,)), None
+    out, grad_weight, grad_bias = operators.rms_norm_backward(grad, x, weight, bias, rstd)
     return out, None if weight is None else grad_weight, None if bias is None else grad_bias, None
 
 
 def _forward_shapes(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[:-1])
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
 def _backward_shapes(grad: Any, x: Tensor, weight: Any, bias: Any, rstd: Any) -> tuple[Tensor, Tensor, Tensor]:
-    width = x.shape[-1:]
     made = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return made, x.new_empty((0,) if weight is None else width), x.new_empty((0,) if bias is None else width)
+    return made, like_parameter(weight, x), like_parameter(bias, x)
+
+
+def like_parameter(parameter: Tensor | None, x: Tensor) -> Tensor:
+    """Room for a parameter's gradient; empty where there is no such parameter."""
+    if parameter is None:
+        return x.new_empty(0, dtype=torch.float32)
+    return torch.empty_like(parameter, memory_format=torch.contiguous_format)
 
 
 define(
     "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor? bias, Tensor rstd) -> (Tensor, Tensor, Tensor)",
     cpu=_backward,
+    cuda=devices.in_triton("triton_norm", "backward"),
     fake=_backward_shapes,
 )
 define(
     "rms_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
     cpu=_forward,
+    cuda=devices.in_triton("triton_norm", "forward"),
     fake=_forward_shapes,
     keep=_keep,
     differentiate=_differentiate,

@@ -14,13 +14,13 @@ from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from siamesenorm.residual.kernels import native
-from siamesenorm.residual.kernels.eager import plain_gradients
-from siamesenorm.residual.kernels.operator import define
-from siamesenorm.residual.kernels.rms_norm import NormArgs
+from siamesenorm.residual.kernels import devices, native
+from siamesenorm.residual.kernels.eager import plain_gradients, wants_plain_backward
+from siamesenorm.residual.kernels.layer_norm import layer_norm
+from siamesenorm.residual.kernels.operator import define, operators
+from siamesenorm.residual.kernels.rms_norm import NormArgs, like_parameter
 from siamesenorm.residual.kernels.rms_norm import plain as plain_rms_norm
 
 ABSENT, RMS, LAYER = 0, 1, 2
@@ -72,19 +72,37 @@ def _read(
 def _normed(x: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     if kind == ABSENT:
         return x
-    return plain_rms_norm(x, weight, bias, eps) if kind == RMS else F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return plain_rms_norm(x, weight, bias, eps) if kind == RMS else layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def takes(
+    x: Tensor, y: Tensor, output: Tensor, parameters: Sequence[Tensor | None], gate: Tensor | None = None
+) -> bool:
+    """Whether the operator can run: on streams of one shape and dtype, which O, its gate and g leave as it is.
+
+    Under autocast on a GPU, O comes in a lower precision than the streams.
+    """
+    if not x.shape == y.shape == output.shape or x.dtype is not y.dtype:
+        return False
+    if gate is not None and torch.broadcast_shapes(gate.shape, output.shape) != output.shape:
+        return False
+    for t in (output, gate, parameters[-1]):
+        if t is not None and torch.promote_types(x.dtype, t.dtype) is not x.dtype:
+            return False
+    return devices.takes(x, y, output, *parameters)
 
 
 def siamese_step(
     x: Tensor, y: Tensor, output: Tensor, scale: float, parameters: Parameters, kinds: list[int], eps: list[float]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(X', Y', h) by the operator; the caller has seen to it that it may run."""
-    return torch.ops.siamesenorm.siamese_step(x, y, output, scale, *parameters, kinds, eps)[:3]
+    return operators.siamese_step(x, y, output, scale, *parameters, kinds, eps)[:3]
 
 
 def _forward(x: Tensor, y: Tensor, output: Tensor, scale: float, *rest: Any) -> tuple[Tensor, ...]:
     *parameters, kinds, eps = rest
-    x, y, output = x.contiguous(), y.contiguous(), output.contiguous()
+    # Copies have names here: C reads them after `_arguments` has returned.
+    x, y, output, parameters = x.contiguous(), y.contiguous(), output.contiguous(), [*map(native.whole, parameters)]
     next_x, y1, h = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
     x1 = torch.empty_like(x) if kinds[0] else x.new_empty(0)
     stats = x.new_empty(6, *x.shape[:-1])
@@ -110,6 +128,8 @@ def _forward(x: Tensor, y: Tensor, output: Tensor, scale: float, *rest: Any) -> 
 def _backward(grad_x: Tensor, grad_y: Tensor, grad_h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """Gradients of X, Y, O and the parameters; what is absent comes back empty."""
     x1, y1, stats, scale, *parameters, kinds = rest
+    x1, y1, stats, grad_x, grad_y, grad_h = (t.contiguous() for t in (x1, y1, stats, grad_x, grad_y, grad_h))
+    parameters = [*map(native.whole, parameters)]
     grads = [x1.new_empty((0,) if p is None else p.shape) for p in parameters]
     out_x, out_y, out_output = torch.empty_like(x1), torch.empty_like(x1), torch.empty_like(x1)
     arguments = _arguments(
@@ -122,9 +142,9 @@ def _backward(grad_x: Tensor, grad_y: Tensor, grad_h: Tensor, *rest: Any) -> tup
         [None if p is None else g for p, g in zip(parameters, grads, strict=True)],
         x1=x1,
         y1=y1,
-        grad_x=grad_x.contiguous(),
-        grad_y=grad_y.contiguous(),
-        grad_h=grad_h.contiguous(),
+        grad_x=grad_x,
+        grad_y=grad_y,
+        grad_h=grad_h,
         out_x=out_x,
         out_y=out_y,
         out_output=out_output,
@@ -144,6 +164,8 @@ def _arguments(
     **tensors: Tensor,
 ) -> StepCallArgs:
     rows, width = like.shape[:-1], like.shape[-1:]
+    if len(kinds) != 3 or len(eps) != 3 or not {*kinds} <= {ABSENT, RMS, LAYER} or kinds[1] == ABSENT:
+        raise RuntimeError(f"siamese_step: norms of the kinds {list(kinds)} with eps {list(eps)} are not allowed")
     norms = [
         NormArgs(
             kinds[k] != ABSENT,
@@ -178,14 +200,14 @@ def _differentiate(
     x1, y1, stats, *parameters = ctx.saved_tensors
     grad_x, grad_y, grad_h = (torch.zeros_like(y1) if g is None else g for g in (grad_x, grad_y, grad_h))
     grad_x1 = grad_x1 if ctx.kinds[0] else None
-    if torch.is_grad_enabled():
+    if wants_plain_backward():
         to_x1, to_y1, *to_parameters = plain_gradients(
             lambda x1, y1, *p: _read(x1, y1, p, ctx.kinds, ctx.eps), (x1, y1, *parameters), (grad_x, grad_h)
         )
         to_x = _sum(to_x1, grad_x1)
         to_y = _sum(to_y1, grad_y)
         return to_x, to_y, _sum(to_y, None if to_x is None else ctx.scale * to_x), None, *to_parameters, None, None
-    to_x, to_y, to_output, *grads = torch.ops.siamesenorm.siamese_step_backward(
+    to_x, to_y, to_output, *grads = operators.siamese_step_backward(
         grad_x, grad_y, grad_h, x1, y1, stats, ctx.scale, *parameters, ctx.kinds
     )
     if grad_x1 is not None:
@@ -202,14 +224,17 @@ def _forward_shapes(x: Tensor, y: Any, output: Any, scale: float, *rest: Any) ->
     def made() -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    return made(), made(), made(), made() if rest[-2][0] else x.new_empty(0), x.new_empty(6, *x.shape[:-1])
+    return (
+        made(),
+        made(),
+        made(),
+        made() if rest[-2][0] else x.new_empty(0),
+        x.new_empty(6, *x.shape[:-1], dtype=torch.float32),
+    )
 
 
 def _backward_shapes(grad_x: Any, grad_y: Any, grad_h: Any, x1: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return (
-        *(torch.empty_like(x1) for _ in range(3)),
-        *(x1.new_empty((0,) if p is None else p.shape) for p in rest[3:10]),
-    )
+    return *(torch.empty_like(x1) for _ in range(3)), *(like_parameter(p, x1) for p in rest[3:10])
 
 
 _PARAMETERS = ", ".join(
@@ -219,12 +244,14 @@ define(
     "siamese_step_backward(Tensor grad_x, Tensor grad_y, Tensor grad_h, Tensor x1, Tensor y1, Tensor stats, "
     f"float scale, {_PARAMETERS}, int[] kinds) -> ({', '.join(['Tensor'] * 10)})",
     cpu=_backward,
+    cuda=devices.in_triton("triton_siamese", "backward"),
     fake=_backward_shapes,
 )
 define(
     f"siamese_step(Tensor x, Tensor y, Tensor output, float scale, {_PARAMETERS}, int[] kinds, float[] eps) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     cpu=_forward,
+    cuda=devices.in_triton("triton_siamese", "forward"),
     fake=_forward_shapes,
     keep=_keep,
     differentiate=_differentiate,
