@@ -1,7 +1,7 @@
 """The tests whose numbers depend on rounding, as other machines would compute them: ``make test-portable``.
 
-Which instructions a CPU has decides how PyTorch, MKL and oneDNN add up, and so the last digits; threads and the compiled
-kernels do too. Every setting runs the same tests; what follows the script's name is handed to pytest.
+Which instructions a CPU has decides how PyTorch, MKL and oneDNN add up, and so the last digits; threads and the
+compiled kernels do too. Every setting runs the same tests; what follows the script's name is handed to pytest.
 """
 
 from __future__ import annotations
@@ -29,22 +29,14 @@ SETTINGS = (
     ("avx512", 2, True),
 )
 SENSITIVE = (
-    *("tests/residual", "tests/layers", "tests/models"),
-    *(
-        f"tests/interop/test_{name}.py"
-        for name in ("official", "official_deit", "official_dit", "timm", "timm_weights")
-    ),
-    *(f"tests/interop/test_huggingface_{name}.py" for name in ("model", "generate", "export", "peft")),
-    *("tests/interop/test_autoencoder.py", "tests/interop/test_diffusers.py", "tests/interop/test_evaluate.py"),
-    *(f"tests/tasks/test_{name}.py" for name in ("language", "classification")),
-    *(
-        "tests/tasks/diffusion",
-        "tests/tasks/fidelity",
-        "tests/lab/test_inspect.py",
-        "tests/lab/test_inspect_meaning.py",
-    ),
-    *(f"tests/train/test_{name}.py" for name in ("engine", "optimizer", "distributed", "distributed_images")),
-    *("tests/commands/test_predict.py", "tests/data/images/test_transforms.py", "tests/data/latents"),
+    *("residual", "layers", "models", "tasks", "data/latents", "data/images/test_transforms.py"),
+    *("interop/test_official.py", "interop/test_official_deit.py", "interop/test_official_dit.py"),
+    *("interop/test_timm.py", "interop/test_timm_weights.py", "interop/test_diffusers.py"),
+    *("interop/test_huggingface_model.py", "interop/test_huggingface_generate.py"),
+    *("interop/test_huggingface_export.py", "interop/test_huggingface_peft.py"),
+    *("interop/test_autoencoder.py", "interop/test_evaluate.py", "commands/test_predict.py"),
+    *("lab/test_inspect.py", "lab/test_inspect_meaning.py", "train/test_engine.py", "train/test_optimizer.py"),
+    *("train/test_distributed.py", "train/test_distributed_images.py"),
 )
 
 
@@ -68,9 +60,9 @@ def main() -> int:
             continue
         print(f"== {name}", flush=True)
         command = [sys.executable, "-m", "pytest", "-n", "2", f"--threads={threads}"]
-        command += [] if kernels else ["--no-kernels"]
+        command += ["--no-kernels"] * (not kernels) + [f"tests/{name}" for name in SENSITIVE]
         environment = {**os.environ, **INSTRUCTIONS[instructions]}
-        if subprocess.run([*command, *SENSITIVE, *sys.argv[1:]], cwd=ROOT, env=environment).returncode:
+        if subprocess.run([*command, *sys.argv[1:]], cwd=ROOT, env=environment).returncode:
             failed.append(name)
     for name in failed:
         print(f"failed: {name}")
