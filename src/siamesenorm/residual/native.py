@@ -62,19 +62,33 @@ class StepCallArgs(Structure):
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled library, or None where there is none of this version or torch brings no OpenMP runtime to share."""
+def _load() -> tuple[ctypes.CDLL | None, str]:
     built = sorted(Path(__file__).parent.glob("_kernels*.so"))
+    if not built:
+        return None, "the package was installed without a C compiler"
     runtimes = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*.so*"))
-    if not built or not runtimes:
-        return None
+    if not runtimes:
+        return None, "torch brings no OpenMP runtime to share"
     try:
         # The kernels name OpenMP's functions without linking a runtime; torch's own is made visible to them.
         ctypes.CDLL(str(runtimes[0]), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.CDLL(str(built[0]))
-        return loaded if loaded.siamesenorm_version() == VERSION else None
-    except (OSError, AttributeError):
-        return None
+        version = loaded.siamesenorm_version()
+    except (OSError, AttributeError) as error:
+        return None, f"{built[0].name} does not load: {error}"
+    if version != VERSION:
+        return None, f"{built[0].name} is of version {version}, not {VERSION}; install the package again"
+    return loaded, ""
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled library, or None where there is none of this version or torch brings no OpenMP runtime to share."""
+    return _load()[0]
+
+
+def absence() -> str:
+    """Why there is no library; empty where there is one."""
+    return _load()[1]
 
 
 @contextlib.contextmanager
