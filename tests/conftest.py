@@ -7,7 +7,6 @@ from hypothesis.internal.conjecture import providers
 
 from installed import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # hooks
 from machine import pytest_addoption, pytest_configure  # noqa: F401  # hooks
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
 
 settings.register_profile(
     "siamesenorm",
@@ -21,7 +20,6 @@ settings.register_profile(
 settings.load_profile("siamesenorm")
 # Hypothesis also tries constants of whatever modules are loaded by then, which depends on the order of the tests.
 providers._get_local_constants = lambda: providers._local_constants
-declare_missing_ops()  # for tests that import transformers or timm themselves
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,6 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {name!r}")
 
 sys.meta_path.insert(0, Absent())
-sys.modules["torchvision"] = None  # which may have been built for another torch
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -5,7 +5,6 @@ import torch
 
 from closeness import assert_same_but_for_rounding
 from siamesenorm.interop.official import OfficialError, load_dit, to_official
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
 from siamesenorm.layers.sincos import grid_positions
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
@@ -54,7 +53,6 @@ def test_facebookresearch_weights_in_pre_give_what_diffusers_gives():
     """diffusers' own DiT with the same numbers under its names."""
     config, state = without_siamese_norms()
     state["pos_embed"] = grid_positions(4, 48)[None]
-    declare_missing_ops()
     diffusers = pytest.importorskip("diffusers")
     theirs = diffusers.DiTTransformer2DModel(
         num_attention_heads=4,
