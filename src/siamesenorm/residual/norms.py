@@ -182,7 +182,7 @@ def runs_plain_eager(*tensors: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    if getattr(torch._C, "_are_functorch_transforms_active", lambda: False)():
+    if torch._C._are_functorch_transforms_active():
         return False
     return PLAIN_TYPES.issuperset(map(type, tensors))
 
