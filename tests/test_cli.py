@@ -11,7 +11,7 @@ from dataclasses import fields
 import pytest
 from typer.testing import CliRunner
 
-from siamesenorm import Residual, TopologyError, __version__, catalogue
+from siamesenorm import Residual, TopologyError, catalogue
 from siamesenorm.cli import app, main
 from siamesenorm.loading import loading
 from siamesenorm.residual import TOPOLOGIES, parse_topology
@@ -32,10 +32,6 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 # What it shows -------------------------------------------------------------------------------------
-
-
-def test_version_is_the_packages():
-    assert run("--version").strip() == __version__
 
 
 def test_no_arguments_show_help():

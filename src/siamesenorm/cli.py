@@ -33,7 +33,11 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        from siamesenorm.commands.version import surroundings
+
+        typer.echo(f"siamesenorm {__version__}")
+        for line in surroundings():
+            typer.echo(line)
         raise typer.Exit
 
 
@@ -41,7 +45,8 @@ def _show_version(wanted: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and what it runs on."),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

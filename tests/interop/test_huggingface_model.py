@@ -195,13 +195,23 @@ def test_losses_of_experts_are_in_the_loss(checkpointing):
 # What transformers asks for ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep", [1, 3, torch.tensor([0, 4, 10])])
+@pytest.mark.parametrize(
+    ("keep", "wanted"),
+    [
+        (0, lambda full: full),
+        (1, lambda full: full[:, -1:]),
+        (3, lambda full: full[:, -3:]),
+        (torch.tensor([0, 4, 10]), lambda full: full[:, [0, 4, 10]]),
+        (torch.tensor([[0, 4], [2, 10]]), lambda full: torch.stack([full[0, [0, 4]], full[1, [2, 10]]])),
+        (torch.arange(22).view(2, 11) % 3 == 0, lambda full: full.flatten(0, 1)[::3]),
+    ],
+)
 @pytest.mark.parametrize("topology", ["siamese", HYBRID, "residual_dual", "mhc"])
-def test_logits_to_keep_keeps_the_right_rows_of_all_streams(topology, keep):
+def test_logits_to_keep_keeps_the_right_rows_of_all_streams(topology, keep, wanted):
     model, ids = from_language_model(language_model(topology)), tokens()
     full = model(ids).logits
     kept = model(ids, logits_to_keep=keep).logits
-    torch.testing.assert_close(kept, full[:, -keep:] if isinstance(keep, int) else full[:, keep])
+    torch.testing.assert_close(kept, wanted(full))
 
 
 def test_embeddings_in_place_of_ids():

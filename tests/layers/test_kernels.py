@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from siamesenorm.residual.native import disabled, library
 from torch.testing import assert_close
 
+from closeness import assert_same_but_for_rounding
 from siamesenorm.layers import native
 from siamesenorm.layers.cache import KeyValueCache
 from siamesenorm.layers.linear import Linear
@@ -17,6 +17,7 @@ from siamesenorm.layers.rotary import rotary_turn, rotate
 from siamesenorm.models.generation import generate
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.residual.kernels.native import disabled, library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="installed without the compiled kernels")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -106,10 +107,9 @@ def test_experts_on_a_few_tokens(tokens, width, hidden, experts, share, bias, no
         torch.set_num_threads(before)
     with disabled(), torch.no_grad():
         expected, reported = moe(h)
-    scale = max(expected.abs().max().item(), 1)
-    assert_close(out, expected, rtol=0, atol=1e-6 * scale)
+    assert_same_but_for_rounding(out, expected)
     assert torch.equal(stats.tokens_per_expert, reported.tokens_per_expert)
-    assert_close(tuple(stats), tuple(reported), rtol=2e-6, atol=2e-6)
+    assert_same_but_for_rounding(tuple(stats), tuple(reported), scale=1.0)
 
 
 def test_experts_with_wide_weights_are_shared_out_between_threads(called):

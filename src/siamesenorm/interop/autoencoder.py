@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from siamesenorm.interop.torchvision_ops import check_torchvision
 from siamesenorm.models.fingerprint import weights_hash
 
 
 def diffusers_class(name: str) -> Any:
     """A class of diffusers, or one sentence about what is missing."""
+    check_torchvision()
     try:
-        declare_missing_ops()
         import diffusers
     except ImportError as error:
         raise InteropError(

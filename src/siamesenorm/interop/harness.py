@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from siamesenorm.interop.torchvision_ops import check_torchvision
 
 TASKS = Path(__file__).parent / "lm_eval_tasks"
 LOCAL_PREFIX = "olmo_"
@@ -49,7 +49,7 @@ def require_eval(*, tasks: bool = True) -> None:
         if importlib.util.find_spec(module) is None:
             name = module.replace("_", "-")
             raise InteropError(f"evaluate needs the package {name!r}; install it with pip install 'siamesenorm[eval]'")
-    declare_missing_ops()  # transformers imports torchvision where it is installed
+    check_torchvision()  # transformers imports torchvision where it is installed
     if tasks:
         import lm_eval  # noqa: F401  # takes seconds
 

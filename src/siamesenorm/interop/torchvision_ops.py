@@ -1,50 +1,85 @@
-"""torchvision (and so timm) beside a torch it was not built for.
+"""torchvision beside a torch it was not built for: said in one sentence, and mended where somebody asks for it.
 
-A CUDA build of torchvision beside a CPU build of torch cannot load its compiled extension, and its import then ends
-with "operator torchvision::nms does not exist", because it describes shapes of operators that nobody defined.
-Nothing of image classification uses them; declaring them is enough to import the rest.
+A CUDA build of torchvision cannot load its operators beside a CPU build of torch. Its import then ends with "operator
+torchvision::nms does not exist", because it describes the shapes of operators that nobody defined, and so does the
+import of what takes torchvision where it finds it: timm, transformers, diffusers. The cure is a torchvision from where
+torch came from. Where there is none::
+
+    python -m siamesenorm.interop.torchvision_ops
+
+adds to the installed torchvision the lines that declare these operators. Calling them stays an error; nothing of image
+classification does.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
-import torch
+from siamesenorm.data.atomic import whole_file
+from siamesenorm.interop.errors import InteropError
 
-OPERATORS = ("nms", "qnms")
-SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+COMMAND = "python -m siamesenorm.interop.torchvision_ops"
+ADDED = f"""
 
-
-_kept: list[torch.library.Library] = []  # a library's operators live as long as it does
-
-
-@functools.cache
-def declare_missing_ops() -> bool:
-    """Declare the operators that torchvision's import asks for, if its own extension cannot; whether it was needed.
-
-    Call it before the first import of torchvision, timm or what imports them. Where torchvision is missing or
-    whole, it does nothing.
-    """
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None or _loads_extension(Path(spec.origin).parent):
-        return False
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in OPERATORS:
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(name + SCHEMA)
-    _kept.append(library)
-    return True
+# Added by {COMMAND}: operators whose shapes _meta_registrations.py describes.
+if not _has_ops():
+    _declared = torch.library.Library("torchvision", "FRAGMENT")
+    for _name in ("nms", "qnms"):
+        _declared.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
 
 
-def _loads_extension(folder: Path) -> bool:
-    """Load the compiled operators as torchvision itself does."""
-    built = sorted(folder.glob("_C*.so")) + sorted(folder.glob("_C*.pyd"))
-    if not built:
-        return False
+def check_torchvision() -> None:
+    """Raise one sentence where torchvision is installed but does not go with torch; before imports that want it."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
     try:
-        torch.ops.load_library(str(built[0]))
-    except (OSError, RuntimeError):
-        return False
-    return True
+        import torchvision  # noqa: F401
+    except RuntimeError as error:
+        raise InteropError(
+            f"torchvision was built for another torch ({error}); install both from the same place, "
+            f"or run {COMMAND} once"
+        ) from None
+
+
+def mend(folder: Path) -> None:
+    """Add the declarations to the torchvision in a folder, once."""
+    file = folder / "extension.py"
+    source = file.read_text(encoding="utf-8")
+    if ADDED not in source:
+        with whole_file(file) as whole:  # a new file: installers link the old one into other environments
+            whole.write((source + ADDED).encode())
+
+
+def main() -> int:
+    """Mend torchvision where that is needed, and say what was done; 1 where it could not be."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        print("torchvision is not installed: nothing to do")
+        return 0
+    if _imports():
+        print("torchvision goes with torch: nothing to do")
+        return 0
+    folder = Path(spec.origin).parent
+    try:
+        mend(folder)
+    except OSError as error:
+        print(f"torchvision cannot be mended: {error}", file=sys.stderr)
+        return 1
+    if not _imports():
+        print(f"torchvision in {folder} still does not import; its own message: python -c 'import torchvision'")
+        return 1
+    print(f"nms and qnms are declared in {folder / 'extension.py'}: torchvision imports")
+    return 0
+
+
+def _imports() -> bool:
+    """Whether torchvision imports, tried elsewhere: a failed import leaves halves behind."""
+    return subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,10 +6,10 @@
     model = AutoModelForCausalLM.from_pretrained(directory)
 """
 
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from siamesenorm.interop.torchvision_ops import check_torchvision
 
 try:
-    declare_missing_ops()  # transformers imports torchvision where it is installed
+    check_torchvision()  # transformers imports it where it is installed
     import transformers
 except ImportError:
     raise ImportError(

@@ -24,7 +24,6 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -220,7 +219,7 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
         hidden, loss, logits = outputs.last_hidden_state, None, None
         wants_loss = labels is not None or shift_labels is not None
         if not wants_loss or not self.training or self.config.training_logits:
-            logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
+            logits = self.lm_head(kept_positions(hidden, logits_to_keep))
         if wants_loss:
             if shift_labels is None and labels is not None:
                 shift_labels = next_tokens(labels)
@@ -266,3 +265,15 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
 def next_tokens(labels: Tensor) -> Tensor:
     """Labels moved by one: what each token must predict; the last has nothing to."""
     return F.pad(labels, (0, 1), value=IGNORED_LABEL)[..., 1:]
+
+
+def kept_positions(hidden: Tensor, keep: int | Tensor) -> Tensor:
+    """What `logits_to_keep` means: so many last positions (0: all), the same positions of every row, or a row's own.
+
+    A row's own are positions (rows, kept), or a mask (rows, length), whose positions come in one flat list.
+    """
+    if isinstance(keep, int):
+        return hidden[:, -keep:]
+    if keep.dim() < 2:
+        return hidden[:, keep]
+    return hidden[keep] if keep.dtype == torch.bool else hidden.take_along_dim(keep[..., None], dim=1)
