@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from pydantic import BeforeValidator, Field
 from torch import nn
 
 from siamesenorm.data import BatchLoader, TrainingData, ValidationData
-from siamesenorm.data.choices import arithmetic_choices, score_choices
+from siamesenorm.data.choices import Choice, arithmetic_choices, score_choices
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
@@ -22,7 +23,10 @@ from siamesenorm.models.lm_counts import activations_of_token, flops_of_token
 from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.likelihood import log_likelihoods
+from siamesenorm.tasks.metrics import Metric, Metrics, harness_metric
 
+FIRST_TOKENS = 2**16
+"""Tokens of an array that are looked at before anything is written."""
 FREQUENCY_TOKENS = 2**18
 """Tokens that frequencies are counted over."""
 Texts = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
@@ -35,8 +39,8 @@ class TextDataConfig(Section):
 
     train: Corpora = Field(
         min_length=1,
-        description="Corpora: folders from `siamesenorm data prepare`, .npy arrays of tokens or folders of them, or "
-        "embedded ones: python-code, python-docs, arithmetic.",
+        description="Corpora: text files or folders of them, folders from `siamesenorm data prepare`, .npy arrays of "
+        "tokens or folders of them, or embedded ones: python-code, python-docs, arithmetic.",
     )
     weights: Weights | None = Field(
         default=None, description="Share of each corpus in training; null: every sequence of all of them equally often."
@@ -45,7 +49,9 @@ class TextDataConfig(Section):
         default=None, description="Held-out text; null: what the training corpora themselves hold out."
     )
     tokenizer: str = Field(
-        default="byte", min_length=1, description="Of embedded corpora and .npy arrays: byte, or a tokenizer.json."
+        default="byte",
+        min_length=1,
+        description="Of texts, embedded corpora and .npy arrays: byte, or a tokenizer.json.",
     )
     sequence_length: int = Field(ge=1, le=2**24, description="Tokens of a sequence.")
     document_masking: bool = Field(
@@ -77,6 +83,15 @@ class LanguageTask(Task):
     sections = {"model": LMConfig, "data": TextDataConfig, "evaluation": LanguageEvaluationConfig}  # noqa: RUF012
     unit = "tokens"
     in_parts = True
+    metrics = {  # noqa: RUF012
+        "loss": Metric(higher=False, of="tokens", unit="nats"),
+        "perplexity": Metric(higher=False, of="tokens"),
+        "bits_per_byte": Metric(higher=False, of="tokens"),
+        "arithmetic": Metric(higher=True, of="questions"),
+        "arithmetic_error": Metric(higher=None, of="questions"),
+        "lm_eval": Metric(higher=None, of="documents"),
+    }
+    chance = "what frequencies of tokens alone give"
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -101,8 +116,12 @@ class LanguageTask(Task):
         self.seed, self.batch_size = config.train.seed, config.train.batch_size
         data = self.data_config
         corpora = [open_corpus(name, data, "train") for name in data.train]
-        for corpus in corpora:
-            if corpus.vocab_size is not None and corpus.vocab_size > self.model_config.vocab_size:
+        held_out = open_held_out(data) if self.evaluation.every is not None else []
+        for corpus in (*corpora, *held_out):
+            if corpus.vocab_size is None:
+                corpus.vocab_size = self.model_config.vocab_size  # ids beyond it are refused wherever they lie
+                corpus.read(0, min(len(corpus), FIRST_TOKENS))
+            elif corpus.vocab_size > self.model_config.vocab_size:
                 raise DataError(
                     f"model.vocab_size = {self.model_config.vocab_size} is not allowed; "
                     f"it takes {corpus.vocab_size} or more for the tokens of {corpus.name!r}"
@@ -121,8 +140,9 @@ class LanguageTask(Task):
                 document_masking=data.document_masking,
                 sequences=self.evaluation.sequences,
             )
-            for tokens in (open_held_out(data) if self.evaluation.every is not None else [])
+            for tokens in held_out
         }
+        self.harness_directions: dict[str, bool] = {}
         if self.evaluation.lm_eval:
             from siamesenorm.tasks.harness import check_tasks
 
@@ -182,7 +202,7 @@ class LanguageTask(Task):
             metrics |= {"loss": nats / tokens, "perplexity": perplexity(nats / tokens)}
         if len(sums) > 1:
             metrics |= {f"perplexity/{name}": perplexity(nats / tokens) for name, (nats, tokens) in sums.items()}
-        if all(self._scored_whole(data) for data in self.held_out.values()) and sums:
+        if self._scored_whole() and sums:
             total = sum(data.tokens.text_bytes or 0 for data in self.held_out.values())
             metrics["bits_per_byte"] = nats / math.log(2) / total
         if self.evaluation.arithmetic:
@@ -190,7 +210,9 @@ class LanguageTask(Task):
         if final and self.evaluation.lm_eval:
             from siamesenorm.tasks.harness import run_tasks
 
-            metrics |= run_tasks(model, self.tokenizer, self.evaluation.lm_eval, self.model_config.max_length)
+            asked = self.evaluation.lm_eval
+            found, self.harness_directions = run_tasks(model, self.tokenizer, asked, self.model_config.max_length)
+            metrics |= found
         return metrics
 
     def _sums(
@@ -209,18 +231,57 @@ class LanguageTask(Task):
         means = average({"nats": nats.item(), "tokens": tokens})
         return means["nats"], max(means["tokens"], 1e-9)
 
-    def _scored_whole(self, data: ValidationData) -> bool:
-        return data.tokens.text_bytes is not None and not data.document_masking and data.scored() == len(data.tokens)
+    def _scored_whole(self) -> bool:
+        """Whether every byte of the held-out texts is scored, so that bits can be counted by byte."""
+        texts = self.held_out.values()
+        return all(data.tokens.text_bytes is not None and data.scored() == len(data.tokens) for data in texts)
+
+    def _questions(self) -> list[Choice]:
+        settings = arithmetic_settings(self.data_config)
+        return arithmetic_choices(self.evaluation.arithmetic, settings, shots=self.evaluation.shots)
 
     def _arithmetic(self, model: nn.Module) -> dict[str, float]:
-        settings = arithmetic_settings(self.data_config)
-        questions = arithmetic_choices(self.evaluation.arithmetic, settings, shots=self.evaluation.shots)
-        tokenizer = self.tokenizer
+        questions, tokenizer = self._questions(), self.tokenizer
         score = score_choices(
             questions, lambda pairs: log_likelihoods(model, tokenizer, pairs, self.model_config.max_length)
         )
         by_digits = {f"arithmetic/{digits}_digits": share for digits, share in score.by_digits.items()}
         return {"arithmetic": score.accuracy, "arithmetic_error": score.standard_error, **by_digits}
+
+    @classmethod
+    def metric(cls, name: str) -> Metric | None:
+        """Of the harness's numbers, by their own names."""
+        return harness_metric(name) if name.startswith("lm_eval/") else super().metric(name)
+
+    def measures(self) -> Metrics:
+        """By corpus and by digits too; the harness is asked for the metrics of its tasks."""
+        names: list[str] = []
+        if self.held_out:
+            names += ["loss", "perplexity"]
+            names += [f"perplexity/{name}" for name in self.held_out if len(self.held_out) > 1]
+            names += ["bits_per_byte"] if self._scored_whole() else []
+        if self.evaluation.arithmetic:
+            digits = sorted({question.problem.digits for question in self._questions()})
+            names += ["arithmetic", "arithmetic_error", *(f"arithmetic/{count}_digits" for count in digits)]
+        known = {name: metric for name in names if (metric := self.metric(name)) is not None}
+        if self.evaluation.lm_eval:
+            from siamesenorm.tasks.harness import directions_of
+
+            asked = directions_of(self.evaluation.lm_eval)
+            known |= {name: Metric(higher, "documents") for name, higher in asked.items()}
+        return known
+
+    def directions(self, names: Iterable[str]) -> dict[str, bool]:
+        """The harness says itself which way its numbers point."""
+        return {**super().directions(names), **self.harness_directions}
+
+    def held_out_sizes(self) -> dict[str, int]:
+        """Tokens that are scored, and questions."""
+        sizes = {
+            "tokens": sum(data.scored() for data in self.held_out.values()),
+            "questions": self.evaluation.arithmetic,
+        }
+        return {unit: size for unit, size in sizes.items() if size}
 
     @property
     def units_per_sample(self) -> int:

@@ -111,10 +111,11 @@ class Loop:
         config, task, world = engine.config, engine.task, engine.world
         self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
         self.recorder = Recorder(config, task, run, world, display)
-        self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss())
+        self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss(), task.chance)
         self.store = CheckpointStore(
             run.path / CHECKPOINTS, config.checkpoint.keep, world, report=lambda text: self._note("checkpoint", text)
         )
+        self.held_out = task.held_out_sizes()
         self.step, self.seconds = 0, 0.0
         self.loss: float | None = None
         self.evaluation: dict[str, float] = {}
@@ -162,7 +163,7 @@ class Loop:
             return self.roll_back(verdict)
         if action == "go_on":
             self.engine.apply(step)
-            self.monitor.accept(computed.loss, verdict)
+            self.monitor.accept(computed.loss, verdict, computed.metrics.get(self.task.chance_of))
         skipped = verdict.kind if verdict is not None and action == "skip" else None
         self._finish_step(step, computed, started, skipped)
         return None
@@ -274,6 +275,9 @@ class Loop:
             steps=self.config.steps,
             loss=self.loss,
             evaluation=self.evaluation,
+            higher_is_better=self.task.directions(self.evaluation),
+            held_out=self.held_out,
+            chance_loss=self.monitor.chance_loss,
             seconds=round(self.seconds, 3),
             **facts,
         )
