@@ -50,7 +50,7 @@ def hold_out(sources: Sequence[Source], reading: Reading, tokenizer: Tokenizer) 
         share = min(max(reading.validation, AIM / size), max(reading.validation, MOST))
         return replace(reading, validation=share, longest=max(SHORTEST, int(share * size / PARTS)))
     total = sum(_bytes(document.text) for document in documents)
-    most = max(reading.validation, MOST) * total
+    most = max((1 + 1 / PARTS) * reading.validation, MOST) * total
     wanted = min(max(reading.validation * total, AIM * _bytes_of_token(documents, tokenizer)), most)
     cut = replace(reading, longest=max(SHORTEST, int(wanted / PARTS)))
     return replace(cut, validation=_bound(documents, cut, tokenizer, reading.validation * total, most))

@@ -156,7 +156,8 @@ def check_metric(task: str, name: str) -> None:
     kind = find_task(task)
     known = kind.metric(name)
     if known is None or (known.higher is None and not name.startswith("lm_eval/")):
-        names = [other for other, metric in kind.metrics.items() if metric.higher is not None]
+        single = (other for other in kind.metrics.items() if not other[0].endswith("/"))
+        names = [other for other, metric in single if metric.higher is not None]
         raise ConfigError(f"--metric: {name!r} is not known; it takes one of {', '.join(names)}")
 
 

@@ -5,6 +5,7 @@ paired([-0.035, -0.029, -0.038])  ->  mean -0.034, from -0.045 to -0.023 (95 %)
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -61,6 +62,7 @@ def holm(chances: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
+@functools.lru_cache(maxsize=1024)
 def quantile(probability: float, freedom: int) -> float:
     """The t below which so much of the distribution lies."""
     if not 0 < probability < 1 or freedom < 1:

@@ -65,7 +65,7 @@ class Task(ABC):
     in_parts: ClassVar[bool] = False
     """Whether its model may be made on ``meta`` and given its first weights part by part."""
     metrics: ClassVar[Metrics]
-    """Every number that `evaluate` gives, by its name or by what stands there before a slash."""
+    """Every number that `evaluate` gives, by its name; those of a family by what stands there up to the slash."""
     chance: ClassVar[str] = "what knowing nothing of the input gives"
     """What `chance_loss` is, in words."""
     chance_of: ClassVar[str] = "loss"
@@ -110,7 +110,8 @@ class Task(ABC):
     @classmethod
     def metric(cls, name: str) -> Metric | None:
         """What a held-out number of a name is; None if the task gives none of that name."""
-        return cls.metrics.get(name.partition("/")[0])
+        family, slash, _ = name.partition("/")
+        return cls.metrics.get(family + slash)
 
     @abstractmethod
     def measures(self) -> Metrics:

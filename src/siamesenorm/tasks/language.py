@@ -86,10 +86,12 @@ class LanguageTask(Task):
     metrics = {  # noqa: RUF012
         "loss": Metric(higher=False, of="tokens", unit="nats"),
         "perplexity": Metric(higher=False, of="tokens"),
+        "perplexity/": Metric(higher=False, of="tokens"),
         "bits_per_byte": Metric(higher=False, of="tokens"),
         "arithmetic": Metric(higher=True, of="questions"),
+        "arithmetic/": Metric(higher=True, of="questions"),
         "arithmetic_error": Metric(higher=None, of="questions"),
-        "lm_eval": Metric(higher=None, of="documents"),
+        "lm_eval/": Metric(higher=None, of="documents"),
     }
     chance = "what frequencies of tokens alone give"
 

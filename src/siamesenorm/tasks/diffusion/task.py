@@ -52,6 +52,7 @@ class DiffusionTask(ImageTask):
     metrics = {  # noqa: RUF012
         "loss": Metric(higher=False, of="images"),
         "mse": Metric(higher=False, of="images"),
+        "mse/": Metric(higher=False, of="images"),
         "vlb": Metric(higher=False, of="images"),
         "frechet": Metric(higher=False, of="samples"),
         "sample_accuracy": Metric(higher=True, of="samples"),
@@ -156,9 +157,9 @@ class DiffusionTask(ImageTask):
         """By quarters of time too; variances and samples where there are any."""
         if self.held_out is None:
             return {}
-        left_out = [] if self.process.learn_sigma else ["vlb"]
+        left_out = ["mse/"] if self.process.learn_sigma else ["mse/", "vlb"]
         left_out += [] if self.evaluation.samples else ["frechet", "sample_accuracy"]
-        quarters = {f"mse/quarter_{quarter + 1}": self.metrics["mse"] for quarter in range(QUARTERS)}
+        quarters = {f"mse/quarter_{quarter + 1}": self.metrics["mse/"] for quarter in range(QUARTERS)}
         return {name: metric for name, metric in {**self.metrics, **quarters}.items() if name not in left_out}
 
     def held_out_sizes(self) -> dict[str, int]:
