@@ -17,7 +17,7 @@ from siamesenorm.data.tokenizer import FILE, Tokenizer, load_tokenizer, save_tok
 from siamesenorm.data.tokens import Tokens, open_tokens
 
 if TYPE_CHECKING:
-    from siamesenorm.tasks.language import TextDataConfig
+    from siamesenorm.tasks.language_config import TextDataConfig
 
 SETTINGS = "tokenizer_config.json"
 

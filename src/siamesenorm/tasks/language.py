@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field
 from torch import nn
 
 from siamesenorm.data import BatchLoader, TrainingData, ValidationData
@@ -17,11 +16,13 @@ from siamesenorm.data.choices import Choice, arithmetic_choices, score_choices
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.data.tokens import Tokens
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.models.lm_counts import activations_of_token, flops_of_token
-from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task, check_limits
+from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
+from siamesenorm.tasks.language_config import LanguageEvaluationConfig, TextDataConfig
 from siamesenorm.tasks.likelihood import log_likelihoods
 from siamesenorm.tasks.metrics import Metric, Metrics, harness_metric
 
@@ -29,51 +30,6 @@ FIRST_TOKENS = 2**16
 """Tokens of an array that are looked at before anything is written."""
 FREQUENCY_TOKENS = 2**18
 """Tokens that frequencies are counted over."""
-Texts = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
-Weights = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
-Corpora = Annotated[Texts, BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
-
-
-class TextDataConfig(Section):
-    """What a language model reads."""
-
-    train: Corpora = Field(
-        min_length=1,
-        description="Corpora: text files or folders of them, folders from `siamesenorm data prepare`, .npy arrays of "
-        "tokens or folders of them, or embedded ones: python-code, python-docs, arithmetic.",
-    )
-    weights: Weights | None = Field(
-        default=None, description="Share of each corpus in training; null: every sequence of all of them equally often."
-    )
-    validation: Corpora | None = Field(
-        default=None, description="Held-out text; null: what the training corpora themselves hold out."
-    )
-    tokenizer: str = Field(
-        default="byte",
-        min_length=1,
-        description="Of texts, embedded corpora and .npy arrays: byte, or a tokenizer.json.",
-    )
-    sequence_length: int = Field(ge=1, le=2**24, description="Tokens of a sequence.")
-    document_masking: bool = Field(
-        default=False, description="Whether documents in one sequence are hidden from each other."
-    )
-    dtype: Literal["uint16", "uint32"] = Field(default="uint16", description="Of .npy arrays without a header.")
-    eos_id: int | None = Field(default=None, ge=0, description="Id that ends a document in .npy arrays.")
-    shuffle_seed: int | None = Field(default=None, ge=0, lt=2**63, description="Order of data; null: train.seed.")
-    prefetch: int = Field(default=2, ge=0, le=1024, description="Batches made ahead.")
-
-
-class LanguageEvaluationConfig(Section):
-    """What is measured on held-out text."""
-
-    every: int | None = Field(default=1000, ge=1, description="Steps between evaluations, also at the end; null: none.")
-    sequences: int | None = Field(default=None, ge=1, description="Sequences of each held-out text; null: all.")
-    at_once: int | None = Field(
-        default=None, ge=1, description="Sequences that a rank takes at a time; null: as in training."
-    )
-    arithmetic: int = Field(default=0, ge=0, le=10**6, description="Four-choice arithmetic questions; 0: none.")
-    shots: int = Field(default=0, ge=0, le=64, description="Solved problems that stand before each question.")
-    lm_eval: Texts = Field(default=(), description="Tasks of the lm-evaluation-harness (extra: eval), at the end.")
 
 
 class LanguageTask(Task):
@@ -118,16 +74,11 @@ class LanguageTask(Task):
         self.seed, self.batch_size = config.train.seed, config.train.batch_size
         data = self.data_config
         corpora = [open_corpus(name, data, "train") for name in data.train]
+        for corpus in corpora:
+            self._check_vocabulary(corpus)
         held_out = open_held_out(data) if self.evaluation.every is not None else []
-        for corpus in (*corpora, *held_out):
-            if corpus.vocab_size is None:
-                corpus.vocab_size = self.model_config.vocab_size  # ids beyond it are refused wherever they lie
-                corpus.read(0, min(len(corpus), FIRST_TOKENS))
-            elif corpus.vocab_size > self.model_config.vocab_size:
-                raise DataError(
-                    f"model.vocab_size = {self.model_config.vocab_size} is not allowed; "
-                    f"it takes {corpus.vocab_size} or more for the tokens of {corpus.name!r}"
-                )
+        for corpus in held_out:
+            self._check_vocabulary(corpus)
         self.data = TrainingData(
             corpora,
             data.sequence_length,
@@ -149,6 +100,18 @@ class LanguageTask(Task):
             from siamesenorm.tasks.harness import check_tasks
 
             check_tasks(self.evaluation.lm_eval)
+
+    def _check_vocabulary(self, corpus: Tokens) -> None:
+        """Raise where a corpus has ids that the model does not; those of an array are looked at wherever they lie."""
+        size = self.model_config.vocab_size
+        if corpus.vocab_size is None:
+            corpus.vocab_size = size
+            corpus.read(0, min(len(corpus), FIRST_TOKENS))
+        elif corpus.vocab_size > size:
+            raise DataError(
+                f"model.vocab_size = {size} is not allowed; "
+                f"it takes {corpus.vocab_size} or more for the tokens of {corpus.name!r}"
+            )
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.tasks import find_task
+from siamesenorm.tasks.metrics import LEAST
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import Display, QuietDisplay
@@ -133,6 +134,7 @@ class Loop:
         self.restore()
         self.recorder.start(self.step, self.engine)
         self._status("running")
+        self._say_held_out()
         with Interruption() as interruption:
             while self.step < self.config.steps:
                 verdict = self.take_step()
@@ -146,6 +148,14 @@ class Loop:
                 if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
                     self.save()
             return self.end("finished")
+
+    def _say_held_out(self) -> None:
+        """A word of warning where held-out numbers will mean little."""
+        for of, size in self.held_out.items():
+            if size < LEAST[of]:
+                self._note(
+                    "held_out", f"{size:,} {of} to measure on are too few to tell runs apart; it takes {LEAST[of]:,}"
+                )
 
     def take_step(self) -> Verdict | None:
         """Compute the next step and take it, leave it out, or go back; a verdict that ends the run is returned."""
