@@ -46,7 +46,10 @@ def test_a_seed_that_diverged_counts_as_the_worst_and_not_as_absent(tmp_path):
     assert not found.clear
     text = " ".join(verdict(analysed(tmp_path / "again", scores)))
     assert "siamese is better" not in text  # as its three other seeds are, each by the same tenth
-    assert "siamese diverged in 1 of 4, which counts as 3.2, the worst" in text
+    assert (
+        "siamese diverged in 1 of 4 seeds, pre in none; with 3.2, the worst, for such a run it ends 0.125 nats" in text
+    )
+    assert "cannot be told apart" not in text  # it is less stable, whatever its loss is
 
 
 def test_what_counts_as_the_worst_is_no_better_than_any_run(tmp_path):
@@ -84,6 +87,17 @@ def test_a_number_that_was_not_measured_is_absent_and_not_the_worst(tmp_path):
     (found,) = analyse(read_records(find_runs([tmp_path])), metric="arithmetic", baseline="pre").same_lr
     assert (found.difference.count, found.lost) == (2, 0)
     assert found.difference.mean == pytest.approx(0.1)
+
+
+def test_a_run_that_ends_with_no_number_has_diverged(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, "pre", seed=seed, loss=2.0 + seed / 10)
+        folder = write_run(tmp_path, "siamese", seed=seed, loss=1.9 + seed / 10)
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**status, "evaluation": {"loss": None, "perplexity": None}}))
+    (found,) = analyse(read_records(find_runs([tmp_path])), baseline="pre").same_lr
+    assert found.difference == paired([1.9 - 2.0, 2.0 - 2.1, 3.2 - 2.2])
+    assert found.lost == 1
 
 
 def test_of_a_metric_that_should_be_high_the_lowest_is_the_worst(tmp_path):
@@ -256,6 +270,7 @@ def test_the_caveat_on_chosen_rates_stands_wherever_rates_were_chosen(tmp_path):
 def test_every_verdict_says_what_was_held_out_how_many_seeds_and_which_first_weights(tmp_path):
     last = verdict(analysed(tmp_path / "a", THREE))[-1]
     assert last.startswith("Measured on 16,384 held-out tokens, 3 seeds; first weights: init=")
+    assert "init_std" not in last  # which that rule does not look at
     write_run(tmp_path / "b", "pre", held_out={"tokens": 5000})
     write_run(tmp_path / "b", "deepnorm", held_out={"tokens": 9000})
     last = verdict(analyse(read_records(find_runs([tmp_path / "b"]))))[-1]
@@ -263,7 +278,7 @@ def test_every_verdict_says_what_was_held_out_how_many_seeds_and_which_first_wei
     assert last.endswith("deepnorm with its authors' factors on top.")
     write_run(tmp_path / "c", "pre", held_out={}, overrides=("model.init=normal",))
     last = verdict(analyse(read_records(find_runs([tmp_path / "c"]))))[-1]
-    assert "held-out tokens (how many is not recorded), 1 seed; first weights: init=normal" in last
+    assert "held-out tokens (how many is not recorded), 1 seed; first weights: init=normal, init_std=0.02." in last
 
 
 def test_too_little_held_out_gives_no_verdict(tmp_path):

@@ -165,7 +165,8 @@ def check_measured(task: Task, name: str) -> None:
     """Raise if a run would not measure a number, or on too little to compare by."""
     if name != "loss":  # which every evaluation has
         measured = [other for other, metric in task.measures().items() if metric.higher is not None]
-        if name.partition(" (")[0] not in measured and name not in measured:
+        plain = name.partition(" (")[0] if name.startswith("lm_eval/") else name  # a filter is not known before
+        if plain not in measured:
             raise ConfigError(
                 f"--metric: {name!r} is not measured by these runs; it takes one of {', '.join(measured)}"
             )

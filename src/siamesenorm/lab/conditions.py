@@ -56,9 +56,10 @@ class Conditions:
 
     @property
     def init_text(self) -> str:
-        """``init=mitchell, init_std=0.02; deepnorm with its authors' factors on top``."""
+        """``init=mitchell; deepnorm with its authors' factors on top``."""
         rules = " or ".join(rule or "the model's only rule" for rule in self.init)
-        return rules + (f"; {', '.join(self.own_init)} with its authors' factors on top" if self.own_init else "")
+        whose = "its" if len(self.own_init) == 1 else "their"
+        return rules + (f"; {', '.join(self.own_init)} with {whose} authors' factors on top" if self.own_init else "")
 
     def sentence(self) -> str:
         """All of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -167,8 +168,8 @@ def read_run(folder: Path) -> Run:
     status, facts, metrics = run.status(), read_facts(folder), read_metrics(folder)
     losses = [(r["step"], r["loss"]) for r in metrics if isinstance(r.get("loss"), (int, float))]
     seconds = sorted(r["seconds"] for r in metrics if isinstance(r.get("seconds"), (int, float)))
-    evaluations = [(r["step"], r["evaluation"]) for r in metrics if isinstance(r.get("evaluation"), dict)]
-    evaluation = _numbers(status.get("evaluation")) or _numbers(evaluations[-1][1] if evaluations else {})
+    found = [(r["step"], r["evaluation"]) for r in metrics if isinstance(r.get("evaluation"), dict)]
+    evaluation = _numbers(status.get("evaluation") or (found[-1][1] if found else {}), math.nan)
     state, chance = str(status.get("state", "unknown")), facts.get("chance_loss", status.get("chance_loss"))
     watched = find_task(config.task).chance_of
     levels = [level for r in metrics if isinstance(level := r.get(watched, r.get("loss")), (int, float))]
@@ -182,7 +183,7 @@ def read_run(folder: Path) -> Run:
         step=int(status.get("step") or 0),
         evaluation=evaluation,
         curve=thinned(losses),
-        evaluations=evaluations,
+        evaluations=[(step, _numbers(values)) for step, values in found],
         step_seconds=seconds[len(seconds) // 2] if seconds else None,
         message=str(status.get("message", "")),
         facts=facts,
@@ -192,10 +193,11 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def _numbers(values: Any) -> dict[str, float]:
-    """What of a mapping is numbers."""
+def _numbers(values: Any, nothing: float | None = None) -> dict[str, float]:
+    """What of a mapping is numbers; nothing: stands for null, which is how a run writes what is no number."""
     given = values.items() if isinstance(values, dict) else ()
-    return {str(name): value for name, value in given if isinstance(value, (int, float))}
+    known = {str(name): nothing if value is None else value for name, value in given}
+    return {name: value for name, value in known.items() if isinstance(value, (int, float))}
 
 
 def _stuck(losses: Sequence[float], chance: float) -> bool:

@@ -198,8 +198,10 @@ def _places(records: Records, metric: str) -> list[Place]:
         key = (run.topology, records.setting(run), run.lr)
         place = found.setdefault(key, Place(*key, scores={}, failed={}))
         score = run.score(metric)
-        if score is not None:
+        if score is not None and math.isfinite(score):
             place.scores[run.seed] = score
+        elif score is not None:
+            place.failed[run.seed] = "diverged"  # it went on to its end, and what it ended with is no number
         else:
             place.failed[run.seed] = run.state if run.state != "finished" else "not measured"
     return list(found.values())
@@ -210,8 +212,7 @@ def _worst(records: Records, setting: str, metric: str, places: Iterable[Place],
     known = [score for place in places for score in place.scores.values()]
     if metric == "loss":
         known += [r.chance_loss for r in records.runs if records.setting(r) == setting and r.chance_loss is not None]
-    known = [sign * score for score in known if math.isfinite(score)]
-    return sign * max(known) if known else None
+    return sign * max(sign * score for score in known) if known else None
 
 
 def _rate(found: Range, places: Mapping[tuple[str, float], Place], worst: float | None, sign: int) -> float:

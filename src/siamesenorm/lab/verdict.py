@@ -39,26 +39,28 @@ def _too_small(analysis: Analysis) -> list[str]:
 
 def _compared(analysis: Analysis, c: Comparison) -> str:
     unit = f" {analysis.unit}" if analysis.unit else ""
-    better = (c.difference.mean > 0) == analysis.higher_is_better
-    size, rates = f"{abs(c.difference.mean):.4g}{unit}", _rates_of(analysis, c)
+    side = "better" if (c.difference.mean > 0) == analysis.higher_is_better else "worse"
+    size, rates, where = f"{abs(c.difference.mean):.4g}{unit}", _rates_of(analysis, c), _where(c.setting)
     scores = f"{c.score:.4g} against {c.baseline_score:.4g}"
-    side, lost = "better" if better else "worse", _lost(c)
     if c.difference.low is None or c.difference.high is None:
-        told = f"{_where(c.setting)}{c.topology} ends {size} {side} than {c.baseline} ({scores}), {rates}, in one seed"
-        return f"{told}{lost}."
+        return f"{where}{c.topology} ends {size} {side} than {c.baseline} ({scores}), {rates}, in one seed{_lost(c)}."
     interval = interval_text(c.difference)
     if c.clear and c.difference.low * c.difference.high > 0:
         low, high = sorted(map(abs, (c.difference.low, c.difference.high)))  # of the size that the sentence says
         interval = f"{low:.4f} to {high:.4f}"
     facts = f"{analysis.confidence:.0%} interval {interval}, {c.difference.count} seeds, {chance_text(c)}"
     if c.clear:
-        told = f"{_where(c.setting)}{c.topology} is {side} than {c.baseline} by {size} ({facts}): {scores}, {rates}"
-    else:
-        told = (
-            f"{_where(c.setting)}{c.topology} and {c.baseline} cannot be told apart: {scores}, {rates}; difference "
-            f"{c.difference.mean:+.4f}{unit} ({facts})"
+        return f"{where}{c.topology} is {side} than {c.baseline} by {size} ({facts}): {scores}, {rates}{_lost(c)}."
+    if c.lost > c.baseline_lost:
+        return (
+            f"{where}{c.topology} diverged in {c.lost} of {c.difference.count} seeds, {c.baseline} in "
+            f"{c.baseline_lost or 'none'}; with {c.worst:.4g}, the worst, for such a run it ends {size} {side} "
+            f"({scores}, {rates}), which may be chance ({facts})."
         )
-    return f"{told}{lost}."
+    return (
+        f"{where}{c.topology} and {c.baseline} cannot be told apart: {scores}, {rates}; difference "
+        f"{c.difference.mean:+.4f}{unit} ({facts}){_lost(c)}."
+    )
 
 
 def chance_text(c: Comparison) -> str:
@@ -81,7 +83,8 @@ def short(c: Comparison, analysis: Analysis) -> str:
     if analysis.conditions.too_small:
         return "too little was held out to tell"
     if c.difference.low is not None and not c.clear:
-        return f"cannot be told from {c.baseline}"
+        lost = f"diverged in {c.lost} of {c.difference.count}" if c.lost > c.baseline_lost else ""
+        return lost or f"cannot be told from {c.baseline}"
     side = "better" if (c.difference.mean > 0) == analysis.higher_is_better else "worse"
     return f"{abs(c.difference.mean):.3f} {side} than {c.baseline}" + ("" if c.clear else " in one seed")
 

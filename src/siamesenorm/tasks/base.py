@@ -128,7 +128,7 @@ class Task(ABC):
 
     @classmethod
     def init_rule(cls, config: Any) -> str:
-        """How weights start, as far as the model's configuration says it."""
+        """How weights start, as far as the model's configuration says it; nothing where there is one rule only."""
         fields = config.model.model_dump(mode="json")
         return ", ".join(f"{name}={value}" for name, value in fields.items() if name.startswith(INIT))
 

@@ -214,6 +214,12 @@ class LanguageTask(Task):
         return {"arithmetic": score.accuracy, "arithmetic_error": score.standard_error, **by_digits}
 
     @classmethod
+    def init_rule(cls, config: Any) -> str:
+        """Without the standard deviation, where the rule does not look at it."""
+        rule, model = super().init_rule(config), config.model
+        return rule if model.init in ("megatron", "normal") else rule.replace(f", init_std={model.init_std}", "")
+
+    @classmethod
     def metric(cls, name: str) -> Metric | None:
         """Of the harness's numbers, by their own names."""
         return harness_metric(name) if name.startswith("lm_eval/") else super().metric(name)
