@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from siamesenorm.data import ByteTokenizer, DataError, load_tokenizer, prepare, read_index, train_bpe, verify
-from siamesenorm.data.documents import choose_split
+from siamesenorm.data.documents import Document, Reading
+from siamesenorm.data.held_out import hold_out, split_document
+from siamesenorm.data.sources import find_sources
 from siamesenorm.data.workers import Progress
 
 from .folders import contents, write_sources
@@ -36,12 +38,14 @@ def documents_of(folder, index, split):
     return [tokenizer.decode(part) for part in parts[:-1]]
 
 
-def expected_documents(sources, split):
+def expected_documents(sources, split, tokenizer=None):
     from pathlib import Path
 
+    reading = hold_out(find_sources(sources), Reading(seed=5, validation=0.2), tokenizer or ByteTokenizer())
     texts = [path.read_text("utf-8") for path in sorted(Path(sources[0]).iterdir())]
     texts += [json.loads(line)["text"] for line in Path(sources[1]).read_text("utf-8").splitlines()]
-    return [text for text in texts if text.strip() and choose_split(text.encode(), 5, 0.2) == split]
+    parts = [part for text in texts if text.strip() for part in split_document(Document(text, ""), reading)]
+    return [part.text for part in parts if part.split == split]
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -92,17 +96,19 @@ def test_workers_do_not_change_a_byte_with_bpe(sources, tmp_path):
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
     index = read_index(tmp_path / "1")
     for split in index.splits:
-        assert documents_of(tmp_path / "1", index, split) == expected_documents(sources, split)
+        assert documents_of(tmp_path / "1", index, split) == expected_documents(sources, split, tokenizer)
 
 
 def test_seed_and_share_decide_the_split(sources, tmp_path):
     other = prepare(sources, tmp_path / "a", **OPTIONS | {"seed": 6, "workers": 1})
     none = prepare(sources, tmp_path / "b", **OPTIONS | {"validation": 0.0, "workers": 1})
-    total = len(expected_documents(sources, "train")) + len(expected_documents(sources, "validation"))
     assert other.splits["validation"].documents != len(expected_documents(sources, "validation")) or (
         documents_of(tmp_path / "a", other, "validation") != expected_documents(sources, "validation")
     )
-    assert (none.splits["train"].documents, none.splits["validation"].documents) == (total, 0)
+    assert (none.splits["train"].text_bytes, none.splits["validation"].documents) == (
+        sum(split.text_bytes for split in other.splits.values()),
+        0,
+    )
 
 
 def test_shards_are_in_the_layout_of_olmo(prepared):

@@ -24,7 +24,7 @@ from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.harness import TASKS, load_checkpoint, local_tasks
 from siamesenorm.interop.huggingface import byte_tokenizer, export
 from siamesenorm.interop.perplexity import TextScore, Window, check_stride, score_text, windows_over
-from siamesenorm.tasks.harness import check_tasks
+from siamesenorm.tasks.harness import check_tasks, directions_of
 from siamesenorm.tasks.harness import run_tasks as run_tasks_in_training
 from train.small_runs import SMALL
 
@@ -207,8 +207,10 @@ def test_arithmetic_is_asked_as_olmo_asks_it():
 def test_a_run_in_training_takes_the_same_tasks():
     model = language_model(vocab_size=258, max_length=64)
     check_tasks(["olmo_piqa"])
-    found = run_tasks_in_training(model, ByteTokenizer(), ["olmo_piqa"], 64)
-    assert set(found) >= {"lm_eval/olmo_piqa/acc", "lm_eval/olmo_piqa/acc_norm"}
+    found, directions = run_tasks_in_training(model, ByteTokenizer(), ["olmo_piqa"], 64)
+    assert set(found) >= {"lm_eval/olmo_piqa/acc", "lm_eval/olmo_piqa/acc_norm", "lm_eval/olmo_piqa/samples"}
+    assert directions == {"lm_eval/olmo_piqa/acc": True, "lm_eval/olmo_piqa/acc_norm": True}
+    assert directions_of(["olmo_piqa"]) == directions  # known before training
     with pytest.raises(DataError, match=r"evaluation\.lm_eval: unknown task 'olmo_piq'"):
         check_tasks(["olmo_piq"])
 

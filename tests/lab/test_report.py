@@ -319,7 +319,7 @@ def test_a_grid_of_settings_at_one_learning_rate_is_drawn_over_its_settings(tmp_
     heat = heat_map(records, analysis)["data"][0]
     assert (sorted(heat["x"]), heat["y"]) == (["blocks=2", "blocks=4", "blocks=8"], list(reversed(records.topologies)))
     (points,) = differences(records, analysis)["data"]
-    assert len(points["y"]) == 2  # of the only rate, once
+    assert len(points["y"]) == 3  # of the only rate, once
     curves = [line for line in loss_curves(records, analysis)["data"] if "name" in line]
     assert len({line["line"]["dash"] for line in curves}) == 3
     page = write_report(records, analysis, tmp_path).read_text(encoding="utf-8")

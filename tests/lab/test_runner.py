@@ -30,7 +30,8 @@ TINY = (
     "schedule.warmup=2",
     "checkpoint.every=null",
     "evaluation.every=6",
-    "evaluation.sequences=4",
+    "evaluation.sequences=256",
+    "evaluation.at_once=128",
     "logging.every=1",
 )
 
@@ -100,7 +101,7 @@ def test_a_cell_that_cannot_run_fails_alone(tmp_path):
 
 
 def test_a_killed_process_fails_alone_and_is_resumed(tmp_path):
-    grid = tiny_grid("train.steps=40", "checkpoint.every=5", topologies=("pre",), seeds=(0, 1))
+    grid = tiny_grid("train.steps=40", "evaluation.every=40", "checkpoint.every=5", topologies=("pre",), seeds=(0, 1))
 
     class Killer(Watcher):
         """Kills the first cell's process when it has taken some steps."""
@@ -133,8 +134,8 @@ def start(out, *more: str) -> subprocess.Popen:
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
-    steps = "train.steps=400"
-    process = start(tmp_path / "stopped", steps)
+    steps = ("train.steps=400", "evaluation.every=200")
+    process = start(tmp_path / "stopped", *steps)
     metrics = None
     for _ in range(1200):  # until a cell is well under way
         metrics = next(iter((tmp_path / "stopped").glob("cells/*/metrics.jsonl")), None)
@@ -149,12 +150,12 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     states = [json.loads(p.read_text()) for p in (tmp_path / "stopped").glob("cells/*/status.json")]
     assert {state["state"] for state in states} <= {"interrupted", "finished"}  # one may have been faster
     assert any(0 < state["step"] < 400 for state in states if state["state"] == "interrupted")
-    process = start(tmp_path / "stopped", steps)
+    process = start(tmp_path / "stopped", *steps)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "report.html" in out
     # A run that was never stopped has the same losses.
-    whole = prepare_grid(tiny_grid(steps, topologies=("pre",)), tmp_path / "whole")
+    whole = prepare_grid(tiny_grid(*steps, topologies=("pre",)), tmp_path / "whole")
     assert run(whole, jobs=1)
     (folder,) = whole.done
     resumed = tmp_path / "stopped" / "cells" / folder.name
@@ -190,6 +191,16 @@ def test_data_that_changed_under_its_name_is_noticed(tmp_path):
         (["--text", __file__, "--recipe", "deit-digits"], "the recipe is one of classification, not of language"),
         (["--figures", "gif"], "--figures: 'gif'"),
         (["--baseline", "span"], "--baseline: 'span' is not compared; it takes one of pre, post, siamese"),
+        (
+            ["--metric", "los"],
+            "--metric: 'los' is not known; it takes one of loss, perplexity, bits_per_byte, arithmetic",
+        ),
+        (["--metric", "arithmetic_error"], "--metric: 'arithmetic_error' is not known"),
+        (
+            ["--recipe", "dit-digits", "--metric", "accuracy"],
+            "it takes one of loss, mse, vlb, frechet, sample_accuracy",
+        ),
+        (["--text", __file__, "--metric", "loss/x"], "'loss/x'"),
         (["--engine", "slurm"], "--engine: 'slurm' is not known; it takes one of local, ray"),
         (["--recipe", "nothing"], "unknown name 'nothing'"),
     ],
@@ -210,11 +221,11 @@ def test_jobs_below_one_are_refused():
 
 def test_a_users_text_is_prepared_once_and_partly_held_out(tmp_path, monkeypatch):
     text = tmp_path / "mine.txt"
-    text.write_text("\n\n".join(f"Paragraph {number} says little." for number in range(400)))
+    text.write_text("\n\n".join(f"Paragraph {number} says little." for number in range(1000)))  # 30 kB
     first = prepare_text(text, tmp_path / "out")
     index = json.loads((first / "index.json").read_text())
-    assert index["splits"]["validation"]["documents"] > 5
-    assert index["splits"]["train"]["documents"] > 300
+    assert index["splits"]["validation"]["tokens"] >= 4096
+    assert index["splits"]["train"]["tokens"] > 3 * index["splits"]["validation"]["tokens"]
     moment = (first / "index.json").stat().st_mtime_ns
     assert prepare_text(text, tmp_path / "out") == first
     monkeypatch.chdir(tmp_path)
@@ -225,10 +236,40 @@ def test_a_users_text_is_prepared_once_and_partly_held_out(tmp_path, monkeypatch
     assert prepare_text(text, tmp_path / "out") != first  # cells of the old text are not taken for new ones
 
 
-def test_a_text_of_one_line_is_too_short(tmp_path):
-    (tmp_path / "short.txt").write_text("Just this.")
-    with pytest.raises(ConfigError, match="is too short; it takes a text"):
+@pytest.mark.parametrize("text", ["Just this.", "The same again. " * 5000])
+def test_a_text_of_which_too_little_can_be_held_out_is_refused(tmp_path, text):
+    (tmp_path / "short.txt").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"short.txt' [\d,]+ bytes can .* it takes 4,096, from a text of 20,480 bytes"
+    ):
         prepare_text(tmp_path / "short.txt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_held_out_is_refused_before_training(tmp_path):
+    with pytest.raises(
+        ConfigError, match="evaluation: 64 held-out tokens are too few to compare loss by; it takes 4,096"
+    ):
+        prepare_grid(tiny_grid("evaluation.sequences=4"), tmp_path / "out")
+    with pytest.raises(ConfigError, match="20 held-out questions are too few to compare arithmetic by; it takes 100"):
+        prepare_grid(tiny_grid("evaluation.arithmetic=20"), tmp_path / "out", "arithmetic")
+    with pytest.raises(ConfigError, match="50 held-out images are too few to compare accuracy by; it takes 100"):
+        prepare_grid(Grid("deit-digits", ("pre",), (1e-2,), overrides=("images=50",)), tmp_path / "out", "accuracy")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [
+        ("arithmetic", "it takes one of loss, perplexity"),
+        ("bits_per_byte", "it takes one of loss, perplexity"),
+        ("perplexity/arithmetic", "it takes one of loss, perplexity"),
+    ],
+)
+def test_a_metric_that_no_run_would_have_is_refused_before_training(tmp_path, metric, told):
+    with pytest.raises(ConfigError, match=rf"--metric: '{metric}' is not measured by these runs; {told}$"):
+        prepare_grid(tiny_grid(), tmp_path / "out", metric)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_plan_writes_nothing(tmp_path):

@@ -66,6 +66,20 @@ def test_a_plateau_at_the_level_of_frequencies():
     assert monitor(falling, chance=3.1).judge(60, 3.1, 1.0) is None  # still learning
 
 
+def test_a_plateau_is_looked_for_in_the_part_of_the_loss_that_has_a_trivial_level():
+    m = monitor(chance=1.0)
+    for step in range(40):
+        m.accept(3.0 - 0.05 * step, None, level=1.01)  # the rest of the loss still falls
+    assert kind(m.judge(60, 1.0, 1.0)) == "plateau"
+    copy = monitor(chance=1.0)
+    copy.load(m.state())
+    assert kind(copy.judge(60, 1.0, 1.0)) == "plateau"
+    assert "1.000 is what knowing nothing gives" in m.judge(60, 1.0, 1.0).message
+    old = {name: value for name, value in m.state().items() if name != "levels"}
+    copy.load(old)  # as checkpoints were written before
+    assert copy.judge(60, 1.0, 1.0) is None
+
+
 def test_state_brings_back_every_verdict():
     m = monitor([3.0] * 30, policy="rollback", spike_steps=3)
     m.act(Verdict("spike", ""))

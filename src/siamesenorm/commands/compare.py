@@ -90,7 +90,7 @@ def compare(
     """
     from rich.console import Console
 
-    from siamesenorm.lab.compare import check_engine, make_grid, open_engine, prepare_grid, prepare_text
+    from siamesenorm.lab.compare import check_engine, check_metric, make_grid, open_engine, prepare_grid, prepare_text
     from siamesenorm.lab.export import parse_formats
     from siamesenorm.lab.live import LiveTable
     from siamesenorm.lab.presets import find_preset
@@ -116,8 +116,10 @@ def compare(
         raise ConfigError(f"--text: {str(text)!r} is not allowed; the recipe is one of {task}, not of language")
     if baseline is not None and baseline not in asked.topologies:
         raise ConfigError(f"--baseline: {baseline!r} is not compared; it takes one of {', '.join(asked.topologies)}")
+    if metric is not None:
+        check_metric(task, metric)
     grid = asked if text is None else make(data=prepare_text(text, folder))
-    prepared = prepare_grid(grid, folder)
+    prepared = prepare_grid(grid, folder, metric)
     opened = open_engine(engine, jobs)
     console = Console()
     kept = sum(progress.kept for progress in prepared.plan)

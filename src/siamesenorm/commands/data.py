@@ -52,8 +52,8 @@ def prepare(
     invalid: Invalid = "error",
     subset: Subset = None,
     split: HubSplit = "train",
-    validation: Annotated[float, typer.Option(help="Share of the documents to hold out.")] = 0.01,
-    seed: Annotated[int, typer.Option(help="Decides which documents are held out.")] = 0,
+    validation: Annotated[float, typer.Option(help="Share of the text to hold out.")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Decides which parts are held out.")] = 0,
     shard_bytes: Annotated[
         int | None, typer.Option(help="Bytes of text a shard; by default a 64th, 1 MiB to 256 MiB.", show_default=False)
     ] = None,
@@ -121,7 +121,7 @@ def train_tokenizer(
 
         def texts() -> Iterator[str]:
             left = megabytes * 1e6
-            for document, _ in read_documents(found, reading):
+            for document in read_documents(found, reading):
                 yield document.text
                 left -= len(document.text)
                 if left <= 0:

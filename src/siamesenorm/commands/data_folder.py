@@ -105,6 +105,8 @@ def show_splits(console: Console, folder: Path, index: Index) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from siamesenorm.data.held_out import LEAST, NEEDED
+
     table = Table(title=escape(str(folder)), title_justify="left", box=None, pad_edge=False)
     for heading in ("split", "documents", "tokens", "bytes of text", "bytes/token", "shards"):
         table.add_column(heading, justify="left" if heading == "split" else "right")
@@ -122,5 +124,9 @@ def show_splits(console: Console, folder: Path, index: Index) -> None:
     )
     if index.skipped:
         console.print("left out   " + ", ".join(f"{count:,} {reason}" for reason, count in index.skipped.items()))
-    if index.settings.validation and not index.splits["validation"].documents:
-        console.print("note       no document was held out; raise --validation, or take a smaller --unit")
+    held_out = index.splits["validation"].tokens
+    if index.settings.validation and held_out < LEAST:
+        console.print(
+            f"note       {held_out:,} tokens are held out, too few to measure on: it takes {LEAST:,}, "
+            f"from {NEEDED:,} tokens of text or more"
+        )

@@ -17,6 +17,8 @@ from siamesenorm.data.documents import Document, Piece, Reading, Source, decode_
 from siamesenorm.data.errors import DataError
 
 BOM = b"\xef\xbb\xbf"
+LOOK = 4096
+"""Bytes of a file that tell whether it is text."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,13 @@ class File(Source):
                 count += block.count(b"\n")
                 left -= len(block)
         return count
+
+
+def looks_like_text(path: Path) -> bool:
+    """Whether the start of a file has no zero byte: arrays of tokens are full of them, text has none."""
+    with open(path, "rb") as file:
+        start = file.read(LOOK)
+    return bool(start) and b"\0" not in start
 
 
 @dataclass(frozen=True)

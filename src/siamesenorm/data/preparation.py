@@ -22,6 +22,7 @@ from pathlib import Path
 from siamesenorm.data.atomic import locked_folder, sha256_matches
 from siamesenorm.data.documents import SPLITS, Piece, Reading, Source
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.held_out import hold_out
 from siamesenorm.data.index import (
     INDEX,
     PROGRESS,
@@ -73,7 +74,8 @@ def prepare(
     unit: what of a text file is one document: file, line or paragraph.
     invalid: error, replace or skip what cannot be read.
     subset, hub_split: of a Hugging Face dataset.
-    validation, seed: share of the documents that is held out, and what decides which.
+    validation, seed: share of the text that is held out, and what decides which part of it; above 0, at least
+        `siamesenorm.data.held_out.AIM` tokens as long as that is no more than a quarter.
     shard_bytes: bytes of text a shard; by default a 64th of all, from 1 MiB to 256 MiB.
     workers: processes; by default one a core.
     overwrite: replace another preparation in the folder.
@@ -95,8 +97,9 @@ def prepare(
     entries = _source_entries(found, workers)
     if not sum(entry.bytes for entry in entries):
         raise DataError(f"sources: {', '.join(map(str, sources))!r} hold no text; every file is empty")
+    reading = hold_out(found, reading, chosen)
     chunks = plan_chunks(found, reading, settings.shard_bytes)
-    plan = _fingerprint(settings, chosen, entries, chunks)
+    plan = _fingerprint(settings, reading, chosen, entries, chunks)
     fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -176,10 +179,11 @@ def _source_entries(sources: Sequence[Source], workers: int) -> list[SourceEntry
 
 
 def _fingerprint(
-    settings: Settings, tokenizer: Tokenizer, entries: Sequence[SourceEntry], chunks: Sequence[Chunk]
+    settings: Settings, reading: Reading, tokenizer: Tokenizer, entries: Sequence[SourceEntry], chunks: Sequence[Chunk]
 ) -> str:
     value = {
         "settings": settings.model_dump(),
+        "held_out": [reading.validation, reading.longest],
         "tokenizer": tokenizer.fingerprint,
         "sources": [entry.model_dump() for entry in entries],
         "chunks": [asdict(chunk) for chunk in chunks],

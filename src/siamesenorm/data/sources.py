@@ -10,9 +10,10 @@ from pathlib import Path
 
 from siamesenorm.data.arithmetic import Arithmetic, ArithmeticCorpus
 from siamesenorm.data.columns import HubDataset, ParquetFile
-from siamesenorm.data.documents import SPLITS, Document, Reading, Source, choose_split
+from siamesenorm.data.documents import SPLITS, Document, Reading, Source
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import JsonLinesFile, TextFile
+from siamesenorm.data.held_out import split_document
 from siamesenorm.data.stdlib import PythonCorpus
 
 HUB = "hf:"
@@ -75,16 +76,16 @@ def embedded_documents(name: str, split: str, *, seed: int = 0, validation: floa
     if isinstance(source, ArithmeticCorpus):
         return source.settings.documents(split)
     documents = read_documents([source], Reading(seed=seed, validation=validation))
-    return (document.text for document, chosen in documents if chosen == split)
+    return (document.text for document in documents if document.split == split)
 
 
-def read_documents(sources: Iterable[Source], reading: Reading) -> Iterator[tuple[Document, str]]:
+def read_documents(sources: Iterable[Source], reading: Reading) -> Iterator[Document]:
     """Every document of sources with its split, in order, in this process."""
     skipped = Counter[str]()
     for source in sources:
         for piece in source.pieces(1 << 40, reading):
             for document in source.read(piece, reading, skipped):
-                yield document, document.split or choose_split(document.text.encode(), reading.seed, reading.validation)
+                yield from split_document(document, reading)
 
 
 def _embedded(name: str, seed: int) -> Source:

@@ -17,10 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.files import LOOK, looks_like_text
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
 from siamesenorm.data.tokenizer import TokenIds, Tokenizer
 
 DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+ARRAYS = (".npy", ".bin")
+"""Ends of the names of token arrays."""
 NUMPY_HEADER = b"\x93NUMPY"
 OPEN_FILES = 256
 """Shards that stay mapped; each keeps a file open, and a system allows about a thousand."""
@@ -91,7 +94,7 @@ class Tokens:
             else:
                 self._across(row, number, begin)
         if self.vocab_size is not None and rows.max() >= self.vocab_size:
-            raise DataError(f"data: {self.name!r} holds id {rows.max()}; its tokenizer has 0 to {self.vocab_size - 1}")
+            raise DataError(f"data: {self.name!r} holds id {rows.max()}; its vocabulary has 0 to {self.vocab_size - 1}")
         return rows
 
     def _across(self, row: TokenIds, number: int, begin: int) -> None:
@@ -190,6 +193,11 @@ def _raw(path: Path, dtype: str) -> RawArray:
         if file.read(len(NUMPY_HEADER)) == NUMPY_HEADER:
             return _with_header(path)
     size, kind = path.stat().st_size, DTYPES[dtype]
+    if size >= LOOK and looks_like_text(path):
+        raise DataError(
+            f"data: {str(path)!r} is no array of {dtype} tokens but looks like text; "
+            f"siamesenorm data prepare makes tokens of it"
+        )
     if size == 0 or size % kind.itemsize:
         raise DataError(f"data: {str(path)!r} has {size} bytes, which is no whole number of {dtype} tokens")
     return RawArray(path, kind, size // kind.itemsize)

@@ -87,6 +87,17 @@ def task_manager(names: Sequence[str]) -> Any:
     return TaskManager(include_path=TASKS, include_defaults=not set(names) <= set(local_tasks()))
 
 
+def task_directions(names: Sequence[str]) -> dict[str, dict[str, bool]]:
+    """Whether more is better, by task and metric; a group has the metrics of its tasks."""
+    loaded = task_manager(names).load(list(names))["tasks"]
+    found = {
+        name: {metric: bool(higher) for metric, higher in task.higher_is_better().items()}
+        for name, task in loaded.items()
+    }
+    together = {metric: higher for metrics in found.values() for metric, higher in metrics.items()}
+    return {**{name: together for name in names if name not in found}, **found}
+
+
 def load_checkpoint(
     folder: str | Path,
     *,

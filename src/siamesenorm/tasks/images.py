@@ -18,6 +18,7 @@ from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.images.loader import ImageLoader, TestImages, TrainingImages
 from siamesenorm.models.counts import FLOAT32, Counts
 from siamesenorm.tasks.base import Section, Task
+from siamesenorm.tasks.metrics import Metrics
 
 IMAGES = "images.json"
 """Beside a finished run's weights: names of its classes, and which images it had."""
@@ -118,6 +119,14 @@ class ImageTask(Task):
             prefetch=self.data_config.prefetch,
             pin_memory=pin_memory,
         )
+
+    def measures(self) -> Metrics:
+        """All of the task's, where anything is held out."""
+        return {} if self.held_out is None else self.metrics
+
+    def held_out_sizes(self) -> dict[str, int]:
+        """Images."""
+        return {} if self.held_out is None else {"images": len(self.held_out)}
 
     @property
     def units_per_sample(self) -> int:

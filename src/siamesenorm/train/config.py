@@ -150,8 +150,9 @@ class DivergenceConfig(Section):
     plateau: float | None = Field(
         default=0.1,
         ge=0,
-        description="Nats below the loss of knowing only how frequent each token is; a run that stays above after "
-        "its warm-up and no longer learns is at a plateau; null: not looked for.",
+        description="How far below the loss of having learnt nothing of the input (of tokens or classes, how frequent "
+        "each is; of noise, its variance); a run that stays above after its warm-up and no longer learns is at a "
+        "plateau; null: not looked for.",
     )
     attempts: int = Field(default=10, ge=1, description="Skipped steps in a row, or rollbacks, after which it stops.")
 

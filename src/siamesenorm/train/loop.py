@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.tasks import find_task
+from siamesenorm.tasks.metrics import LEAST
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import Display, QuietDisplay
@@ -111,10 +112,11 @@ class Loop:
         config, task, world = engine.config, engine.task, engine.world
         self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
         self.recorder = Recorder(config, task, run, world, display)
-        self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss())
+        self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss(), task.chance)
         self.store = CheckpointStore(
             run.path / CHECKPOINTS, config.checkpoint.keep, world, report=lambda text: self._note("checkpoint", text)
         )
+        self.held_out = task.held_out_sizes()
         self.step, self.seconds = 0, 0.0
         self.loss: float | None = None
         self.evaluation: dict[str, float] = {}
@@ -132,6 +134,7 @@ class Loop:
         self.restore()
         self.recorder.start(self.step, self.engine)
         self._status("running")
+        self._say_held_out()
         with Interruption() as interruption:
             while self.step < self.config.steps:
                 verdict = self.take_step()
@@ -145,6 +148,14 @@ class Loop:
                 if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
                     self.save()
             return self.end("finished")
+
+    def _say_held_out(self) -> None:
+        """A word of warning where held-out numbers will mean little."""
+        for of, size in self.held_out.items():
+            if size < LEAST[of]:
+                self._note(
+                    "held_out", f"{size:,} {of} to measure on are too few to tell runs apart; it takes {LEAST[of]:,}"
+                )
 
     def take_step(self) -> Verdict | None:
         """Compute the next step and take it, leave it out, or go back; a verdict that ends the run is returned."""
@@ -162,7 +173,7 @@ class Loop:
             return self.roll_back(verdict)
         if action == "go_on":
             self.engine.apply(step)
-            self.monitor.accept(computed.loss, verdict)
+            self.monitor.accept(computed.loss, verdict, computed.metrics.get(self.task.chance_of))
         skipped = verdict.kind if verdict is not None and action == "skip" else None
         self._finish_step(step, computed, started, skipped)
         return None
@@ -274,6 +285,9 @@ class Loop:
             steps=self.config.steps,
             loss=self.loss,
             evaluation=self.evaluation,
+            higher_is_better=self.task.directions(self.evaluation),
+            held_out=self.held_out,
+            chance_loss=self.monitor.chance_loss,
             seconds=round(self.seconds, 3),
             **facts,
         )
