@@ -19,10 +19,10 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared folde
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """A failing machine ends as one sentence with exit code 1; bad input is the command line's business."""
+    """Workers that were lost end as one sentence with exit code 1; bad input is the command line's business."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except RuntimeError as error:
         typer.echo(f"siamesenorm: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
 

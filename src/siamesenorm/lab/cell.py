@@ -6,7 +6,6 @@ Beside a run's other files it leaves cell.json: processor time, memory, versions
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.data.atomic import write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import read_object
 from siamesenorm.train.display import Display
 from siamesenorm.train.folder import CHECKPOINTS, State
 
@@ -119,10 +120,9 @@ def work(connection: Any, order: Order) -> None:
 def read_facts(folder: Path) -> dict[str, Any]:
     """What cell.json says, nothing if it is not there."""
     try:
-        read = json.loads((folder / FACTS).read_bytes())
-    except (OSError, ValueError):
+        return read_object(folder / FACTS, "run")
+    except DataError:
         return {}
-    return read if isinstance(read, dict) else {}
 
 
 def memory_peak() -> int:

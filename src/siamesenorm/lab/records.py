@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import read_object
 from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import GRID, OWN_OPTIONS, OnAxes
 from siamesenorm.train.config import RunConfig
@@ -123,10 +125,10 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
 def read_grid(folder: Path) -> dict[str, Any]:
     """What grid.json says, nothing if it is not there."""
     try:
-        read = json.loads((folder / GRID).read_bytes())
-    except (OSError, ValueError):
+        read = read_object(folder / GRID, "run")
+    except DataError:
         return {}
-    return read if isinstance(read, dict) and isinstance(read.get("cells"), list) else {}
+    return read if isinstance(read.get("cells"), list) else {}
 
 
 def read_run(folder: Path) -> Run:

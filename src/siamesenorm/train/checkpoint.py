@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
+from siamesenorm.data.reading import read_object
 from siamesenorm.train.checkpoint_folder import PROGRESS, CheckpointFolder
 from siamesenorm.train.distributed import World
 from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
@@ -58,7 +59,7 @@ class Checkpoint:
     @property
     def progress(self) -> dict[str, Any]:
         """What the loop wrote beside its tensors."""
-        return json.loads((self.folder / PROGRESS).read_bytes())
+        return read_object(self.folder / PROGRESS, "checkpoint", strict=False)  # a loss may be no number
 
 
 class CheckpointStore:

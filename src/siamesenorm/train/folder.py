@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from siamesenorm.data.atomic import remove_partial, whole_file, write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import parse_json, read_object
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import shown
@@ -62,10 +64,9 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """What status.json says, nothing if it is not there."""
         try:
-            read = json.loads((self.path / STATUS).read_bytes())
-        except (OSError, ValueError):
+            return read_object(self.path / STATUS, "run")
+        except DataError:
             return {}
-        return read if isinstance(read, dict) else {}
 
     def check(self, config: RunConfig, mode: Mode) -> None:
         """Raise if this configuration cannot be run here in this mode; writes nothing."""
@@ -182,7 +183,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                record = json.loads(line)
+                record = parse_json(line)
                 if line.endswith("\n") and isinstance(record["step"], int):
                     yield line, record
 
