@@ -1,12 +1,13 @@
 """Damaged and forged files: for every kind of file that commands read, ways to spoil a sound one."""
 
+import hashlib
 import io
 import json
 import random
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,35 @@ def ways(path: Path) -> list[Damage]:
 
 def damaged(path: Path, chance: random.Random) -> str:
     """Spoil a file in one of the ways that its kind knows; a fair share of them leaves it readable but senseless."""
-    return chance.choice([*OF_KIND.get(path.suffix, []), *ANY])(path, chance)
+    said = chance.choice([*OF_KIND.get(path.suffix, []), *ANY])(path, chance)
+    return f"{said}, and its checksum" if chance.random() < 0.6 and path.is_file() and agreeing(path) else said
+
+
+def agreeing(path: Path) -> bool:
+    """Forge the checksums of a spoilt file too, where the folder has some; whether it had."""
+    digest, size = hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size
+    found = False
+    for name in ("manifest.json", "index.json"):
+        sums = path.parent / name
+        if sums == path or not sums.is_file():
+            continue
+        value = json.loads(sums.read_text(encoding="utf-8"))
+        for entry in _entries(value):
+            for named, summed in (("file", "sha256"), ("labels", "labels_sha256"), ("boundaries", "boundaries_sha256")):
+                if entry.get(named) == path.name and summed in entry:
+                    entry[summed], found = digest, True
+        if isinstance(value.get("files"), dict) and path.name in value["files"]:
+            value["files"][path.name], found = {"size": size, "sha256": digest}, True
+        sums.write_text(json.dumps(value), encoding="utf-8")
+    return found
+
+
+def _entries(value: Any) -> Iterator[dict[str, Any]]:
+    """Every object within a JSON value."""
+    if isinstance(value, dict):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _entries(part)
 
 
 def copied(source: Path, target: Path) -> Path:

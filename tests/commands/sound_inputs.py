@@ -177,8 +177,8 @@ def _statistics(root: Path) -> None:
 
 
 def _grid(root: Path) -> None:
-    facts = {"data": {}, "command": "siamesenorm compare", "versions": {}, "machine": {}, "chance_loss": 5.0}
-    facts |= {"processor_seconds": 1.0, "memory_bytes": 1000, "threads": 1}
+    facts = {"data": {}, "command": "siamesenorm compare", "versions": {"torch": "2"}, "chance_loss": 5.0}
+    facts |= {"machine": {"processor": "one", "cores": 2, "system": "Linux"}, "processor_seconds": 1.0, "memory_bytes": 1000, "threads": 1}
     for name in ("one", "two"):
         folder = shutil.copytree(root / "lm", root / "grid" / name)
         config = (folder / "config.yaml").read_text(encoding="utf-8")

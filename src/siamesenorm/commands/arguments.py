@@ -56,7 +56,8 @@ def check(name: str, value: object) -> None:
     elif isinstance(value, Path):
         wrong = _wrong_path(value)
     if wrong is not None:
-        raise DataError(f"{name}: {str(value)!r} is not allowed; {wrong}")
+        shown = f"{value}" if isinstance(value, (int, float)) else f"{str(value)!r}"
+        raise DataError(f"{name}: {shown} is not allowed; {wrong}")
 
 
 def _wrong_text(value: str) -> str | None:

@@ -42,6 +42,9 @@ def show(
         from siamesenorm.data.tokens import open_tokens
 
         index = read_index(folder)
+        opened = open_tokens(folder, split=split)
+        tokenizer = load_tokenizer(folder, index.tokenizer.eos_token)
+        ids = opened.read(min(start, len(opened)), min(start + tokens, len(opened)))
         console = Console()
         show_splits(console, folder, index)
         console.print(f"settings   {escape(str(index.settings))}")
@@ -49,9 +52,6 @@ def show(
             console.print(f"source     {escape(source.name)} ({source.kind}, {source.bytes:,} bytes)", highlight=False)
         if len(index.sources) > 10:
             console.print(f"           and {len(index.sources) - 10:,} more")
-        opened = open_tokens(folder, split=split)
-        tokenizer = load_tokenizer(folder, index.tokenizer.eos_token)
-        ids = opened.read(min(start, len(opened)), min(start + tokens, len(opened)))
         if ids.size:
             console.rule(f"{split}, tokens {start:,} to {start + ids.size:,}")
             for part in _documents(ids.tolist(), index.tokenizer.eos_id):

@@ -80,17 +80,14 @@ def read_object(path: Path, field: str, *, strict: bool = True) -> dict[str, Any
 
 
 def read_model(path: Path, kind: type[Model], field: str) -> Model:
-    """What a JSON file holds, as its kind demands it."""
-    value = read_bytes(path, field)
+    """What a JSON file holds, where that is as its kind demands it."""
+    content = read_bytes(path, field)
     try:
-        parse_json(value)
-        return kind.model_validate_json(value)
+        return kind.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole file"
         raise DataError(f"{field}: {str(path)!r} is damaged at {where}: {first['msg']}") from None
-    except ValueError as error:
-        raise DataError(f"{field}: {str(path)!r} is damaged: it is not sound JSON: {reason_of(error)}") from None
 
 
 def parse_json(text: bytes | str, *, strict: bool = True) -> Any:

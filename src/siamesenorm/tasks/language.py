@@ -123,6 +123,7 @@ class LanguageTask(Task):
             )
             for tokens in (open_held_out(data) if self.evaluation.every is not None else [])
         }
+        tokenizer_of(data)  # it is written beside the weights; what is wrong with it is said before the first step
         if self.evaluation.lm_eval:
             from siamesenorm.tasks.harness import check_tasks
 

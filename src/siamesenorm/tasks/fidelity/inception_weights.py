@@ -42,9 +42,9 @@ def load_inception(path: str | Path, device: str | torch.device = "cpu") -> Feat
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise DataError(f"weights: {str(path)!r} is not a file; it takes {WHERE}")
-    if path.suffix == ".safetensors":
-        return read_tensors(path, "weights")[0]
     try:
+        if path.suffix == ".safetensors":
+            return read_tensors(path, "weights")[0]
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a pickle of anything: damaged, it fails in many ways
         raise DataError(f"weights: {str(path)!r} cannot be read ({type(error).__name__}); it takes {WHERE}") from None
