@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import re
 
 import typer
@@ -13,8 +12,6 @@ LONGEST_WORD, LONGEST = 120, 900
 """Characters of a word and of a whole sentence; names and values may have thousands."""
 UsageError = typer.BadParameter.__mro__[1]
 """What typer raises for whatever is wrong with the arguments themselves; it has no public name of its own."""
-BAD_NAMES = {errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EEXIST}
-"""Failures of the system that come of what was asked for; others are the machine's."""
 NO_MEMORY = "can't allocate memory"
 """Torch's own words on a CPU."""
 
@@ -32,8 +29,8 @@ def refusal(error: Exception) -> tuple[str, int] | None:
         return one_line(_usage(error)), EXIT_BAD_INPUT
     if isinstance(error, OSError):
         reason = error.strerror or str(error) or type(error).__name__
-        text = f"{error.filename!r} cannot be used: {reason}" if error.filename is not None else reason
-        return one_line(text), EXIT_BAD_INPUT if error.errno in BAD_NAMES else EXIT_FAILED
+        names = " and ".join(repr(str(name)) for name in (error.filename, error.filename2) if name is not None)
+        return one_line(f"{names} cannot be used: {reason}" if names else reason), EXIT_BAD_INPUT
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY in str(error)):
         return "memory: there is not enough of it for what was asked", EXIT_FAILED
     return None

@@ -86,4 +86,4 @@ def test_a_failing_machine_is_one_sentence_and_one(tmp_path, monkeypatch, capsys
 
     monkeypatch.setattr("siamesenorm.data.preparation.prepare", full)
     assert main(["data", "prepare", "python-docs", "-o", str(tmp_path / "out")]) == 1
-    assert capsys.readouterr().err == "siamesenorm: No space left on device\n"
+    assert capsys.readouterr().err == "siamesenorm: [Errno 28] No space left on device\n"

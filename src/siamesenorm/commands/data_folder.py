@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,15 +15,19 @@ if TYPE_CHECKING:
     from siamesenorm.data.index import Index
 
 EXIT_FAILED = 1
+BAD_NAMES = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+"""What the system says of names that were asked for, not of the machine."""
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared folder.", show_default=False)]
 
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """Workers that were lost end as one sentence with exit code 1; bad input is the command line's business."""
+    """A failing machine ends as one sentence with exit code 1; bad input is the command line's business."""
     try:
         yield
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno in BAD_NAMES:
+            raise
         typer.echo(f"siamesenorm: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.errors import InteropError, read_by_others
 from siamesenorm.interop.torchvision_ops import declare_missing_ops
 from siamesenorm.models.fingerprint import weights_hash
 
@@ -77,12 +77,8 @@ def load_autoencoder(folder: str | Path, device: str | torch.device = "cpu") -> 
             f"vae: {str(folder)!r} is not allowed; it takes a folder with config.json and weights of an AutoencoderKL"
         )
     cls = diffusers_class("AutoencoderKL")
-    try:
-        model = cls.from_pretrained(found, local_files_only=True, low_cpu_mem_usage=False)
-    except Exception as error:  # diffusers raises many kinds
-        reason = " ".join(str(error).split())[:200]
-        raise InteropError(f"vae: {str(found)!r} cannot be loaded as an AutoencoderKL: {reason}") from None
-    return Autoencoder(model, device)
+    with read_by_others("vae", found):
+        return Autoencoder(cls.from_pretrained(found, local_files_only=True, low_cpu_mem_usage=False), device)
 
 
 def decode_latents(latents: Tensor, folder: str | Path, device: str | torch.device = "cpu") -> NDArray[np.uint8]:

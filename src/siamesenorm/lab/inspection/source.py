@@ -17,9 +17,10 @@ from siamesenorm.data import ValidationData
 from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import make_batch
-from siamesenorm.data.reading import read_json, read_object, reason_of
+from siamesenorm.data.reading import read_json, read_object
 from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
+from siamesenorm.interop.errors import read_by_others
 from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.image_source import open_images_of
 from siamesenorm.lab.inspection.subject import LossFunction
@@ -142,13 +143,12 @@ def _open_huggingface(folder: Path) -> Opened:
     shows_progress = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        loaded = package.SiameseNormForCausalLM.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # whatever transformers and safetensors say of a damaged folder
-        raise InspectionError(f"run: {str(folder)!r} cannot be read: {reason_of(error)}") from None
+        with read_by_others("run", folder):
+            loaded = package.SiameseNormForCausalLM.from_pretrained(str(folder), local_files_only=True)
+            model: LanguageModel = package.to_language_model(loaded).float().eval()
     finally:
         if shows_progress:
             logging.enable_progress_bar()
-    model: LanguageModel = package.to_language_model(loaded).float().eval()
     if (folder / FILE).is_file():
         tokenizer = load_tokenizer(folder / FILE, _end_token(folder))
     elif model.config.vocab_size == ByteTokenizer.vocab_size:
