@@ -93,7 +93,7 @@ def one_case(invocation: Invocation, inputs: dict[str, Path], chance: random.Ran
     arguments = invocation.filled(places, folder / "out")
     began = time.monotonic()
     code, out, err = call(arguments, folder)
-    wrong = verdict(code, out, err, before, snapshot(folder))
+    wrong = verdict(code, out, err, before, snapshot(folder), arguments if chance else ())
     return wrong, {
         "arguments": [argument if len(argument) < 200 else f"{argument[:60]}…({len(argument)})" for argument in arguments],
         "damage": said,

@@ -201,13 +201,16 @@ class CheckpointStore:
         restoring = Restoring(state, read_sizes(checkpoint.folder))
         planner = DefaultLoadPlanner(flatten_state_dict=False)
         alone = self.world.size == 1
-        load_shards(
-            restoring.places,
-            storage_reader=ShardReader(checkpoint.folder),
-            planner=planner,
-            process_group=self._channel,
-            no_dist=alone,
-        )
+        try:
+            load_shards(
+                restoring.places,
+                storage_reader=ShardReader(checkpoint.folder),
+                planner=planner,
+                process_group=self._channel,
+                no_dist=alone,
+            )
+        except CheckpointException as error:  # raised on all processes when one of them fails
+            raise CheckpointError(f"{checkpoint.folder} cannot be read: {_reason(error)}") from None
         restoring.done()
         progress = checkpoint.progress
         if isinstance(state.get("progress"), dict):
