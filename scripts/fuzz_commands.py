@@ -1,7 +1,7 @@
 """Call every command with senseless values and damaged files, thousands of times, and say what did not end well.
 
-    python scripts/fuzz_commands.py --cases 3000 --seed 1
-    python scripts/fuzz_commands.py --only 'generate {lm}' --cases 200
+    python -m scripts.fuzz_commands --cases 3000 --seed 1
+    python -m scripts.fuzz_commands --only 'train {half}' --file index.json --share 0 --cases 200
 
 Each case is a process of its own, forked from this one so that nothing is imported twice, with a limit on memory and
 time. It must end with exit code 0, or with 1 or 2 and one sentence on standard error; no trace of a stack, nothing left
@@ -27,13 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the cases are those of the tests
-
 from tests.commands.damage import copied, damaged
 from tests.commands.senseless import bad_invocations
-from tests.commands.sound_inputs import INVOCATIONS, WITH_DIFFUSERS, Invocation, make_inputs
+from tests.commands.sound_inputs import INVOCATIONS, WITH_DIFFUSERS, Invocation, make_inputs, make_surroundings
 from tests.commands.verdict import snapshot, verdict
 
 from siamesenorm.cli import main
@@ -73,17 +69,21 @@ def call(arguments: list[str], folder: Path) -> tuple[int, str, str]:
     return os.waitstatus_to_exitcode(status), texts[0], texts[1]
 
 
-def one_case(invocation: Invocation, inputs: dict[str, Path], chance: random.Random | None, folder: Path) -> Any:
-    """Run one case in a folder of its own; what is wrong with how it ended, and what was done."""
+def one_case(
+    invocation: Invocation, inputs: dict[str, Path], chance: random.Random | None, folder: Path, part: str = ""
+) -> Any:
+    """Run one case in a folder of its own; what is wrong with how it ended, and what was done.
+
+    chance: decides which file is damaged, among those with `part` in their names, and how; None: none is.
+    """
     shutil.rmtree(folder, ignore_errors=True)
-    here = folder / "here"
-    (here / "empty").mkdir(parents=True)
-    (here / "file").write_text("text\n")
+    make_surroundings(folder)
     places, said = dict(inputs), ""
     if chance is not None:
         name = chance.choice([n for n in invocation.inputs if n != "cache"])
         copy = copied(inputs[name], folder / inputs[name].name)
         files = sorted(path for path in copy.rglob("*") if path.is_file()) if copy.is_dir() else [copy]
+        files = [path for path in files if part in path.name] or files
         file = chance.choice(files)
         said = f"{file.relative_to(folder)}: {damaged(file, chance)}"
         places[name] = copy
@@ -95,7 +95,9 @@ def one_case(invocation: Invocation, inputs: dict[str, Path], chance: random.Ran
     code, out, err = call(arguments, folder)
     wrong = verdict(code, out, err, before, snapshot(folder), arguments if chance else ())
     return wrong, {
-        "arguments": [argument if len(argument) < 200 else f"{argument[:60]}…({len(argument)})" for argument in arguments],
+        "arguments": [
+            argument if len(argument) < 200 else f"{argument[:60]}…({len(argument)})" for argument in arguments
+        ],
         "damage": said,
         "code": code,
         "seconds": round(time.monotonic() - began, 1),
@@ -104,27 +106,26 @@ def one_case(invocation: Invocation, inputs: dict[str, Path], chance: random.Ran
     }
 
 
-def campaign(folder: Path, cases: int, seed: int, only: str, diffusers: bool, share: float, keep: int) -> dict[str, Any]:
-    """All cases; what went wrong in each that did."""
-    inputs = make_inputs(folder / "inputs", diffusers=diffusers)
-    sound = [i for i in INVOCATIONS + WITH_DIFFUSERS * diffusers if only in " ".join(i.arguments)]
+def campaign(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """All cases; what went wrong is printed at once."""
+    inputs = make_inputs(folder / "inputs", diffusers=asked.diffusers)
+    sound = [i for i in INVOCATIONS + WITH_DIFFUSERS * asked.diffusers if asked.only in " ".join(i.arguments)]
+    readers = [i for i in sound if set(i.inputs) - {"cache"}]
     senseless = list(bad_invocations(sound))
-    chance = random.Random(seed)
-    random.Random(seed).shuffle(senseless)
+    chance = random.Random(asked.seed)
+    chance.shuffle(senseless)
     counts: Counter[str] = Counter()
     problems: list[Any] = []
     unchanged = snapshot(folder / "inputs")
     slowest: list[tuple[float, str]] = []
-    for number in range(cases):
-        if chance.random() < share and senseless:
+    for number in range(asked.cases):
+        if chance.random() < asked.share and senseless:
             invocation, parameter, value = senseless.pop()
             wrong, facts = one_case(invocation, inputs, None, folder / "case")
             facts["parameter"] = f"{' '.join(parameter.command)} {parameter.name} = {value[:60]!r}"
         else:
-            readers = [i for i in sound if set(i.inputs) - {"cache"}]
-            if not readers:
-                break
-            wrong, facts = one_case(chance.choice(readers), inputs, random.Random(f"{seed} {number}"), folder / "case")
+            draw = random.Random(f"{asked.seed} {number}")
+            wrong, facts = one_case(draw.choice(readers), inputs, draw, folder / "case", asked.file)
         if snapshot(folder / "inputs") != unchanged:
             wrong.append("an input was changed")
             unchanged = snapshot(folder / "inputs")
@@ -133,7 +134,7 @@ def campaign(folder: Path, cases: int, seed: int, only: str, diffusers: bool, sh
         if wrong:
             problems.append({"case": number, "wrong": wrong, **facts})
             print(json.dumps(problems[-1], indent=1, ensure_ascii=False), file=sys.stderr, flush=True)
-            if len(problems) >= keep:
+            if len(problems) >= asked.keep:
                 break
     return {"cases": sum(counts.values()), "ended": dict(counts), "slowest": slowest, "problems": len(problems)}
 
@@ -144,6 +145,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="part of a sound invocation, such as 'train {half}'")
+    parser.add_argument("--file", default="", help="part of the name of the files that are damaged")
     parser.add_argument("--share", type=float, default=0.5, help="of senseless values; the others have a damaged file")
     parser.add_argument("--diffusers", action="store_true", help="with the commands that need diffusers")
     parser.add_argument("--keep", type=int, default=50, help="problems after which it stops")
@@ -154,8 +156,6 @@ if __name__ == "__main__":
     asked = arguments()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        found = campaign(
-            Path(folder), asked.cases, asked.seed, asked.only, asked.diffusers, asked.share, asked.keep
-        )
+        found = campaign(Path(folder), asked)
     print(json.dumps(found, indent=1, ensure_ascii=False))
     sys.exit(bool(found["problems"]))

@@ -1,6 +1,7 @@
 """Senseless values for every parameter of every command, found by the commands' own signatures."""
 
 import itertools
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,41 +36,46 @@ OVERRIDES = [
 
 
 class Parameter(NamedTuple):
-    """A parameter of a command: how it is written on the command line, and the type of its value."""
+    """A parameter of a command: how it is written on the command line, and the type of its values."""
 
     command: tuple[str, ...]
     name: str
-    option: str | None
+    option: str | None = None
     """None for one that has only its place."""
-    kind: Any
-    many: bool
+    kind: Any = None
 
 
 def parameters() -> Iterator[Parameter]:
-    """Every parameter of every command that takes a value."""
-    for registered, prefix in (*((c, ()) for c in app.registered_commands), *((c, ("data",)) for c in data.app.registered_commands)):
+    """Every parameter of every command."""
+    groups = {(): app.registered_commands, ("data",): data.app.registered_commands}
+    for prefix, registered in ((prefix, command) for prefix, commands in groups.items() for command in commands):
         function = registered.callback
         command = (*prefix, registered.name or function.__name__.replace("_", "-"))
         for name, hint in typing.get_type_hints(function, include_extras=True).items():
-            if name == "return" or typing.get_origin(hint) is not typing.Annotated:
+            if typing.get_origin(hint) is not typing.Annotated:
                 continue
             kind, info = typing.get_args(hint)[:2]
-            inner = [part for part in typing.get_args(kind) if part is not type(None)] if not isinstance(kind, type) else [kind]
-            many = typing.get_origin(inner[0]) is list or typing.get_origin(kind) is list
-            kind = inner[0] if typing.get_origin(inner[0]) is not list else typing.get_args(inner[0])[0]
+            if typing.get_origin(kind) in (types.UnionType, typing.Union):
+                (kind,) = (part for part in typing.get_args(kind) if part is not type(None))
+            if typing.get_origin(kind) is list:
+                (kind,) = typing.get_args(kind)
             given = [text for text in (info.default, *(info.param_decls or ())) if str(text).startswith("--")]
-            is_option = type(info).__name__ == "OptionInfo"
-            option = (given[0] if given else "--" + name.strip("_").replace("_", "-")) if is_option else None
-            yield Parameter(command, name, option, kind, many)
+            option = (given[0] if given else "--" + name.strip("_").replace("_", "-")) if is_option(info) else None
+            yield Parameter(command, name, option, kind)
+
+
+def is_option(info: Any) -> bool:
+    return type(info).__name__ == "OptionInfo"
 
 
 def values(parameter: Parameter) -> list[str]:
     """What a parameter may be given that makes no sense, or hardly."""
     if parameter.name in ("overrides", "fields", "set_"):
         return OVERRIDES
-    if parameter.name in WRITTEN or parameter.command + (parameter.name,) == ("train", "run"):
+    if parameter.name in WRITTEN or (*parameter.command, parameter.name) == ("train", "run"):
         return PATHS
-    return {int: WHOLE, float: NUMBERS, Path: PATHS + READ}.get(parameter.kind, list(dict.fromkeys(TEXTS + PATHS + READ)))
+    texts = list(dict.fromkeys(TEXTS + PATHS + READ))  # most may be names of files too
+    return {int: WHOLE, float: NUMBERS, Path: PATHS + READ}.get(parameter.kind, texts)
 
 
 def spoilt(invocation: Invocation, parameter: Parameter, value: str) -> Invocation | None:
@@ -124,10 +130,10 @@ def bad_invocations(sound: list[Invocation]) -> Iterator[tuple[Invocation, Param
             if made is not None:
                 yield made, parameter, value
     for command, invocation in first.items():
-        yield Invocation((*invocation.arguments, "--nonsense")), Parameter(command, "--nonsense", None, None, False), ""
+        yield Invocation((*invocation.arguments, "--nonsense")), Parameter(command, "--nonsense"), ""
         if command != ("compare",):  # which asks for nothing
-            yield Invocation(command), Parameter(command, "(nothing)", None, None, False), ""
-        flags = [p for p in parameters() if p.command == command and p.kind is bool]
+            yield Invocation(command), Parameter(command, "(nothing)"), ""
+        flags = [p for p in parameters() if p.command == command and p.kind is bool and p.option != "--open"]
         for one, other in itertools.combinations(flags, 2):
             both = (*invocation.arguments, str(one.option), str(other.option))
             yield Invocation(both), one, str(other.option)

@@ -24,6 +24,7 @@ LANGUAGE = [*TINY, "sequence_length=8", "max_length=32", "train.batch_size=2", "
 IMAGES = [*TINY, "batch_size=4", "evaluation.every=2"]
 DIFFUSION = [*IMAGES, "evaluation.samples=0"]
 LATENT = ["input_size=4", "channels=2", "classes=3", *DIFFUSION]
+TEXT = "".join(f"line {number} of some text\n\n" for number in range(400))
 FEATURES = 64
 """Of the small classifier that stands in for Inception."""
 
@@ -94,6 +95,13 @@ class Halves:
         return np.stack([mean, mean / 2, mean * 0 + 1, mean * 0 + 1], axis=1)
 
 
+def make_surroundings(folder: Path) -> Path:
+    """Where commands are called: a folder with an empty folder and a file in it."""
+    (folder / "here" / "empty").mkdir(parents=True, exist_ok=True)
+    (folder / "here" / "file").write_text(TEXT, encoding="utf-8")
+    return folder / "here"
+
+
 def quietly(*arguments: str) -> None:
     """Run a command that must work."""
     heard = io.StringIO()
@@ -105,7 +113,7 @@ def make_inputs(root: Path, *, huggingface: bool = True, diffusers: bool = False
     """Make every input in a folder; by name."""
     root.mkdir(parents=True, exist_ok=True)
     text = root / "text.txt"
-    text.write_text("".join(f"line {number} of some text\n\n" for number in range(400)), encoding="utf-8")
+    text.write_text(TEXT, encoding="utf-8")
     (root / "lines.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(50)))
     with gzip.GzipFile(root / "packed.txt.gz", "wb", mtime=0) as file:
         file.write(text.read_bytes())
@@ -177,8 +185,15 @@ def _statistics(root: Path) -> None:
 
 
 def _grid(root: Path) -> None:
-    facts = {"data": {}, "command": "siamesenorm compare", "versions": {"torch": "2"}, "chance_loss": 5.0}
-    facts |= {"machine": {"processor": "one", "cores": 2, "system": "Linux"}, "processor_seconds": 1.0, "memory_bytes": 1000, "threads": 1}
+    facts = {
+        "command": "siamesenorm compare",
+        "data": {},
+        "versions": {"torch": "2"},
+        "machine": {"processor": "one", "cores": 2, "system": "Linux"},
+        "chance_loss": 5.0,
+        "processor_seconds": 1.0,
+        "memory_bytes": 1000,
+    }
     for name in ("one", "two"):
         folder = shutil.copytree(root / "lm", root / "grid" / name)
         config = (folder / "config.yaml").read_text(encoding="utf-8")
