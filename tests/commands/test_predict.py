@@ -126,7 +126,7 @@ def test_compare_shows_accuracy_beside_loss(tmp_path, capsys):
         (b"no image", "is not a sound"),
         (np.zeros((4, 4)), "it takes uint8"),
         (np.zeros((2, 3, 4, 5), np.uint8), "it takes uint8"),
-        (np.array([{}], dtype=object), "is not a sound array"),
+        (np.array([{}], dtype=object), "is not a sound NumPy file"),
     ],
 )
 def test_what_is_no_image_is_said_in_one_sentence(run, tmp_path, content, said, capsys):
@@ -141,7 +141,7 @@ def test_what_is_no_image_is_said_in_one_sentence(run, tmp_path, content, said, 
 def test_what_is_no_classifier_is_said_in_one_sentence(run, files, tmp_path, capsys):
     image = str(files / "first.png")
     (tmp_path / "noise.safetensors").write_bytes(b"noise")
-    assert "is no exported classifier" in one_sentence(["predict", str(tmp_path / "noise.safetensors"), image], capsys)
+    assert "cannot be read" in one_sentence(["predict", str(tmp_path / "noise.safetensors"), image], capsys)
     assert "is not a run" in one_sentence(["predict", str(tmp_path / "nowhere"), image], capsys)
     assert "it takes one of language" in one_sentence(["generate", str(run)], capsys)
     assert "it takes one of language" in one_sentence(["evaluate", str(run), "--tasks", "piqa"], capsys)

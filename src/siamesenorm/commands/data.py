@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 
 from siamesenorm.commands import data_folder
+from siamesenorm.commands.arguments import CommandLine
 from siamesenorm.commands.data_folder import reported, show_splits
 
-app = typer.Typer(
+app = CommandLine(
     name="data",
     help="Turn text into token shards and images into latents, train tokenizers, look at and verify prepared folders.",
     no_args_is_help=True,

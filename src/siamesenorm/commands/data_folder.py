@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from siamesenorm.data.index import Index
 
 EXIT_FAILED = 1
+BAD_NAMES = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+"""What the system says of names that were asked for, not of the machine."""
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared folder.", show_default=False)]
 
 
@@ -23,6 +26,8 @@ def reported() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno in BAD_NAMES:
+            raise
         typer.echo(f"siamesenorm: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
 
@@ -42,6 +47,9 @@ def show(
         from siamesenorm.data.tokens import open_tokens
 
         index = read_index(folder)
+        opened = open_tokens(folder, split=split)
+        tokenizer = load_tokenizer(folder, index.tokenizer.eos_token)
+        ids = opened.read(min(start, len(opened)), min(start + tokens, len(opened)))
         console = Console()
         show_splits(console, folder, index)
         console.print(f"settings   {escape(str(index.settings))}")
@@ -49,9 +57,6 @@ def show(
             console.print(f"source     {escape(source.name)} ({source.kind}, {source.bytes:,} bytes)", highlight=False)
         if len(index.sources) > 10:
             console.print(f"           and {len(index.sources) - 10:,} more")
-        opened = open_tokens(folder, split=split)
-        tokenizer = load_tokenizer(folder, index.tokenizer.eos_token)
-        ids = opened.read(min(start, len(opened)), min(start + tokens, len(opened)))
         if ids.size:
             console.rule(f"{split}, tokens {start:,} to {start + ids.size:,}")
             for part in _documents(ids.tolist(), index.tokenizer.eos_id):

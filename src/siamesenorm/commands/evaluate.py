@@ -156,14 +156,10 @@ def load_run(folder: Path, device: torch.device, dtype: str) -> Loaded:
 
 def read_text(path: Path) -> str:
     """A file's text, or one sentence about why there is none."""
+    from siamesenorm.data import reading
     from siamesenorm.interop.errors import InteropError
 
-    try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InteropError(f"text: {str(path)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InteropError(f"text: {str(path)!r} is not UTF-8 text, see byte {error.start}") from None
+    content = reading.read_text(path, "text")
     if not content:
         raise InteropError(f"text: {str(path)!r} is empty")
     return content

@@ -15,6 +15,7 @@ from typing import BinaryIO, cast
 from siamesenorm.data.atomic import BLOCK, sha256_of
 from siamesenorm.data.documents import Document, Piece, Reading, Source, decode_text, refuse, sound_text
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import parse_json
 
 BOM = b"\xef\xbb\xbf"
 LOOK = 4096
@@ -194,8 +195,8 @@ class JsonLinesFile(File):
         if decoded is None:
             return None
         try:
-            value = json.loads(decoded)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(decoded, strict=False)
+        except ValueError as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number or nest is too large"
             return refuse(place, f"not valid JSON ({reason}); allowed is one JSON object a line", reading, skipped)
         if not isinstance(value, dict):

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from siamesenorm.data.atomic import remove_partial, sha256_matches
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.index import INDEX, PROGRESS, Index, Shard, read_index
+from siamesenorm.data.reading import read_model
 from siamesenorm.data.shards import ChunkRecord
 
 SHARD_NAME = re.compile(r"(train|validation)-(\d{5,})\.(npy|csv\.gz)")
@@ -88,7 +87,7 @@ def _records_of_progress(folder: Path) -> Sequence[ChunkRecord]:
     records = []
     for path in sorted((folder / PROGRESS).glob("*.json")):
         try:
-            records.append(ChunkRecord.model_validate_json(path.read_bytes()))
-        except ValidationError:
+            records.append(read_model(path, ChunkRecord, "out"))
+        except DataError:
             path.unlink()
     return records

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from siamesenorm.data.arrays import array_header
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import LOOK, looks_like_text
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
@@ -204,12 +205,7 @@ def _raw(path: Path, dtype: str) -> RawArray:
 
 
 def _with_header(path: Path) -> RawArray:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise DataError(f"data: {str(path)!r} is not a sound NumPy file: {error}") from None
-    if array.ndim != 1 or array.dtype not in DTYPES.values():
-        raise DataError(
-            f"data: {str(path)!r} is {array.dtype} of shape {array.shape}; allowed is one row of uint16 or uint32"
-        )
-    return RawArray(path, array.dtype, array.size, array.offset)
+    shape, dtype, _, offset = array_header(path, "data")
+    if len(shape) != 1 or dtype not in DTYPES.values():
+        raise DataError(f"data: {str(path)!r} is {dtype} of shape {shape}; allowed is one row of uint16 or uint32")
+    return RawArray(path, dtype, shape[0], offset)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.errors import InteropError, read_by_others
 from siamesenorm.interop.torchvision_ops import check_torchvision
 
 TASKS = Path(__file__).parent / "lm_eval_tasks"
@@ -114,13 +114,10 @@ def load_checkpoint(
     if not (path / "config.json").is_file():
         raise InteropError(f"checkpoint: {str(folder)!r} is neither a run nor a folder with a config.json in it")
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    try:
+    with read_by_others("checkpoint", folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InteropError(f"checkpoint: {str(folder)!r} cannot be loaded: {reason}") from error
-    limit = getattr(model.config, "max_position_embeddings", None) or 2048
+        limit = int(getattr(model.config, "max_position_embeddings", None) or 2048)
     return Loaded(model.to(device).eval(), tokenizer, limit)
 
 

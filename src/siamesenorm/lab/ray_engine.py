@@ -2,14 +2,20 @@
 
 Where the machines share no disk, a cell's folder travels: what there is of it goes out with the order, and comes back
 with the result. A task that is lost with its machine is begun again by Ray.
+
+Where there is no cluster, one of this machine alone is started, which other machines cannot reach: whoever reaches
+Ray can run anything.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
+import os
 import shutil
+import sys
 import tarfile
 import tempfile
 import time
@@ -18,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from siamesenorm.data.reading import reason_of
 from siamesenorm.lab.cell import Order, run_cell
 from siamesenorm.lab.runner import DONE, Progress, Watcher, stopping
 from siamesenorm.train.errors import ConfigError
@@ -26,6 +33,13 @@ SECONDS = 0.5
 """Between two looks at what has ended."""
 RETRIES = 2
 """Times that a cell is begun again when its machine is lost."""
+
+
+LOOPBACK = "127.0.0.1"
+SWITCH, CONSTANT = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "ENABLE_RAY_CLUSTER"
+"""Ray's own switch between a node for others and one at the loopback address, in the environment and once read."""
+CURRENT = "ray_current_cluster"
+"""Where ``ray start`` leaves the address of this machine's cluster."""
 
 
 def check_ray() -> None:
@@ -43,10 +57,24 @@ class RayEngine:
 
         self.ray: Any = ray
         if not ray.is_initialized():
-            ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)
+            alone = address is None and not cluster_here()
+            with loopback_only() if alone else contextlib.nullcontext():
+                self._start("local" if alone else address)
+            if alone and ray.util.get_node_ip_address() != LOOPBACK:
+                ray.shutdown()
+                raise ConfigError(
+                    "--engine: 'ray' would listen on every network of this machine; start a cluster where that is "
+                    "wanted with ray start --head, or take --engine local"
+                )
         resources = ray.cluster_resources()
         self.gpus = int(resources.get("GPU", 0))
         self.jobs = jobs or self.gpus or max(1, int(resources.get("CPU", 1)))
+
+    def _start(self, address: str | None) -> None:
+        try:
+            self.ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)
+        except Exception as error:  # an address that is none, a cluster that has gone
+            raise ConfigError(f"--engine: 'ray' cannot be reached or started: {reason_of(error)}") from None
 
     def run(self, plan: Sequence[Progress], provenance: dict[str, Any], watcher: Watcher) -> bool:
         """Run what is not done yet; False if it was interrupted, which has saved what was running."""
@@ -83,6 +111,29 @@ class RayEngine:
         progress.hear(message)
         progress.read()
         watcher.changed(progress)
+
+
+def cluster_here() -> bool:
+    """Whether this machine belongs to a cluster that was started for it, as far as Ray would find one."""
+    named = os.environ.get("RAY_ADDRESS", "")
+    temporary = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "linux" else tempfile.gettempdir())
+    return (named not in ("", "local")) or (Path(temporary) / "ray" / CURRENT).is_file()
+
+
+@contextlib.contextmanager
+def loopback_only() -> Iterator[None]:
+    """What Ray starts meanwhile listens to this machine alone, as it always does on macOS and Windows."""
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    before, known = os.environ.get(SWITCH), getattr(constants, CONSTANT, None)
+    os.environ[SWITCH] = "0"  # for the processes that Ray starts
+    setattr(constants, CONSTANT, False)  # for this one, which has read it already
+    try:
+        yield
+    finally:
+        setattr(constants, CONSTANT, known)
+        os.environ.pop(SWITCH)
+        if before is not None:
+            os.environ[SWITCH] = before
 
 
 @contextlib.contextmanager

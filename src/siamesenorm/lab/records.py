@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import read_model
 from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import GRID, OWN_OPTIONS, OnAxes
 from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.divergence import LEARNT
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.folder import CONFIG, RunFolder, read_metrics
+from siamesenorm.train.folder import CONFIG, AsWritten, RunFolder, read_metrics
 
 UNCOUNTED = ("every", "at_once", "lm_eval")
 """Fields of the evaluation that decide when and how it runs, and no number that runs are compared by."""
@@ -149,13 +151,19 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+class GridFile(AsWritten):
+    """What is read of grid.json."""
+
+    cells: list[str]
+    preset: str | None = None
+
+
 def read_grid(folder: Path) -> dict[str, Any]:
-    """What grid.json says, nothing if it is not there."""
+    """What grid.json says, nothing if it is not there or not sound."""
     try:
-        read = json.loads((folder / GRID).read_bytes())
-    except (OSError, ValueError):
+        return read_model(folder / GRID, GridFile, "run").model_dump(exclude_unset=True)
+    except DataError:
         return {}
-    return read if isinstance(read, dict) and isinstance(read.get("cells"), list) else {}
 
 
 def read_run(folder: Path) -> Run:

@@ -11,6 +11,7 @@ from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.held_out import NEEDED
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
+from siamesenorm.data.reading import read_object
 from siamesenorm.data.sources import EMBEDDED
 from siamesenorm.data.texts import is_text, text_tokens
 from siamesenorm.data.tokenizer import FILE, Tokenizer, load_tokenizer, save_tokenizer
@@ -97,12 +98,10 @@ def save_tokenizer_of(data: TextDataConfig, folder: Path) -> None:
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a run folder."""
-    import json
-
     if not (folder / FILE).is_file():
         raise DataError(f"run: {str(folder)!r} has no {FILE}")
     try:
-        eos = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["eos_token"]
-    except (OSError, ValueError, KeyError, TypeError):
+        eos = read_object(folder / SETTINGS, "run").get("eos_token")
+    except DataError:
         eos = None
     return load_tokenizer(folder / FILE, eos if isinstance(eos, str) else None)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.timm_transforms import import_timm
+from siamesenorm.data.reading import reason_of
+from siamesenorm.data.tensors import read_tensors
 
 TIMM = "timm:"
 
@@ -52,15 +54,12 @@ def _timm_teacher(name: str, weights: str | None, classes: int) -> nn.Module:
     if weights is None:
         model: nn.Module = timm.create_model(name, pretrained=True)
         return model
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     model = timm.create_model(name, pretrained=False, num_classes=classes)
+    tensors, _ = read_tensors(weights, "loss.teacher_weights")
     try:
-        model.load_state_dict(load_file(weights))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"loss.teacher_weights: {weights!r} cannot be read: {reason}") from None
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise DataError(f"loss.teacher_weights: {weights!r} does not fit {name}: {reason_of(error)}") from None
     return model
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet, open_images
 from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.images.loader import ImageLoader, TestImages, TrainingImages
+from siamesenorm.data.reading import read_object
 from siamesenorm.models.counts import FLOAT32, Counts
 from siamesenorm.tasks.base import Section, Task
 from siamesenorm.tasks.metrics import Metrics
@@ -87,9 +87,9 @@ class ImageTask(Task):
     def class_names(cls, config: Any, folder: Path) -> list[str]:
         """Names of a run's classes: as it left them when it finished, or as its images have them, or numbers."""
         try:
-            names = json.loads((folder / IMAGES).read_bytes())["class_names"]
+            names = read_object(folder / IMAGES, "run")["class_names"]
             return [str(name) for name in names]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (DataError, KeyError, TypeError):
             pass
         try:
             return list(cls.open_split(config, config.data.train, "train").class_names)

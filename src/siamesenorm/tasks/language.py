@@ -97,6 +97,7 @@ class LanguageTask(Task):
             for tokens in held_out
         }
         self.harness_directions: dict[str, bool] = {}
+        tokenizer_of(data)  # it is written beside the weights; what is wrong with it is said before the first step
         if self.evaluation.lm_eval:
             from siamesenorm.tasks.harness import check_tasks
 

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
+from siamesenorm.data.reading import read_object
 from siamesenorm.train.checkpoint_folder import PROGRESS, CheckpointFolder
 from siamesenorm.train.distributed import World
 from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
@@ -58,7 +59,7 @@ class Checkpoint:
     @property
     def progress(self) -> dict[str, Any]:
         """What the loop wrote beside its tensors."""
-        return json.loads((self.folder / PROGRESS).read_bytes())
+        return read_object(self.folder / PROGRESS, "checkpoint", strict=False)  # a loss may be no number
 
 
 class CheckpointStore:
@@ -200,13 +201,16 @@ class CheckpointStore:
         restoring = Restoring(state, read_sizes(checkpoint.folder))
         planner = DefaultLoadPlanner(flatten_state_dict=False)
         alone = self.world.size == 1
-        load_shards(
-            restoring.places,
-            storage_reader=ShardReader(checkpoint.folder),
-            planner=planner,
-            process_group=self._channel,
-            no_dist=alone,
-        )
+        try:
+            load_shards(
+                restoring.places,
+                storage_reader=ShardReader(checkpoint.folder),
+                planner=planner,
+                process_group=self._channel,
+                no_dist=alone,
+            )
+        except CheckpointException as error:  # raised on all processes when one of them fails
+            raise CheckpointError(f"{checkpoint.folder} cannot be read: {_reason(error)}") from None
         restoring.done()
         progress = checkpoint.progress
         if isinstance(state.get("progress"), dict):

@@ -9,7 +9,6 @@ step-00001000-2/          the same step, saved again after a return to an earlie
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -17,6 +16,8 @@ import shutil
 from pathlib import Path
 
 from siamesenorm.data.atomic import sync_folder, write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import read_object
 from siamesenorm.train.manifest import MANIFEST, Damage, Entry, Manifest, record
 from siamesenorm.train.sharded_files import INDEX
 
@@ -118,6 +119,6 @@ class CheckpointFolder:
     def run(self) -> str | None:
         """The run's identity, made at its first save; where its file is unreadable, the manifests give it again."""
         try:
-            return str(json.loads((self.path / RUN).read_bytes())["run"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return str(read_object(self.path / RUN, "checkpoint")["run"])
+        except (DataError, KeyError):
             return None

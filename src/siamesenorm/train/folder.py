@@ -19,9 +19,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from siamesenorm.data.atomic import remove_partial, whole_file, write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import parse_json, read_model
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import shown
@@ -37,6 +41,35 @@ LOCK = ".lock"
 
 State = Literal["running", "finished", "diverged", "interrupted"]
 Mode = Literal["auto", "resume", "restart"]
+
+
+Count = Annotated[int, Field(ge=0, lt=2**62)]
+Figures = dict[str, float | None]
+
+
+class AsWritten(BaseModel):
+    """A file of a run: it may say more than is read of it, and what is read is as it was written."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class Status(AsWritten):
+    """What is read of status.json."""
+
+    state: str = ""
+    step: Count = 0
+    loss: float | None = None
+    evaluation: Figures = Field(default_factory=dict)
+    message: str = ""
+
+
+class Line(AsWritten):
+    """What is read of a line of metrics.jsonl."""
+
+    step: Count
+    loss: float | None = None
+    seconds: float | None = None
+    evaluation: Figures = Field(default_factory=dict)
 
 
 class RunFolder:
@@ -60,12 +93,11 @@ class RunFolder:
         return parse_config(load_recipe(self.path / CONFIG))
 
     def status(self) -> dict[str, Any]:
-        """What status.json says, nothing if it is not there."""
+        """What status.json says, nothing if it is not there or not sound."""
         try:
-            read = json.loads((self.path / STATUS).read_bytes())
-        except (OSError, ValueError):
+            return read_model(self.path / STATUS, Status, "run").model_dump(exclude_unset=True)
+        except DataError:
             return {}
-        return read if isinstance(read, dict) else {}
 
     def check(self, config: RunConfig, mode: Mode) -> None:
         """Raise if this configuration cannot be run here in this mode; writes nothing."""
@@ -182,14 +214,19 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                record = json.loads(line)
+                record = parse_json(line, strict=False)
                 if line.endswith("\n") and isinstance(record["step"], int):
                     yield line, record
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """The records of a run folder's metrics.jsonl."""
-    return [record for _, record in read_lines(Path(path) / METRICS)]
+    """The records of a run folder's metrics.jsonl; lines that are not sound are left out."""
+    found: list[dict[str, Any]] = []
+    for _, record in read_lines(Path(path) / METRICS):
+        with contextlib.suppress(ValueError):
+            Line.model_validate(record)
+            found.append(record)
+    return found
 
 
 def plain_numbers(value: Any) -> Any:

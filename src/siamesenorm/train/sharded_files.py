@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from siamesenorm.data.reading import read_object
 from siamesenorm.train.manifest import CheckpointError
 
 INDEX = "index.json"
@@ -57,7 +58,7 @@ class ShardReader(FileSystemReader):
         stored: dict[str, Any] = {}
         places: dict[MetadataIndex, _StorageInfo] = {}
         try:
-            for name, entry in json.loads((folder / INDEX).read_text())["tensors"].items():
+            for name, entry in read_object(folder / INDEX, "checkpoint")["tensors"].items():
                 chunks = [
                     ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]
                 ]
@@ -66,7 +67,7 @@ class ShardReader(FileSystemReader):
                 for chunk in entry["chunks"]:
                     place = _StorageInfo(Path(chunk["file"]).name, int(chunk["start"]), int(chunk["length"]))
                     places[MetadataIndex(name, chunk["offsets"])] = place
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
             raise CheckpointError(f"{folder / INDEX}: this is not an index of shards ({error})") from None
         return Metadata(stored, storage_data=places, storage_meta=StorageMeta(load_id=self.load_id))
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.reading import reason_of
+from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import find_task
@@ -51,14 +53,11 @@ def open_trained(folder: Path | str, task: str | None = None) -> Trained:
         raise ConfigError(f"run: {str(folder)!r} is a run of {config.task}; it takes one of {task}")
     model = _empty_model(config)
     if (run.path / WEIGHTS).is_file():
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
+        tensors, _ = read_tensors(run.path / WEIGHTS, "run")
         try:
-            model.load_state_dict(load_file(run.path / WEIGHTS), assign=True)
-        except (SafetensorError, RuntimeError, OSError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(f"run: {str(run.path / WEIGHTS)!r} cannot be read: {reason}") from None
+            model.load_state_dict(tensors, assign=True)
+        except RuntimeError as error:
+            raise ConfigError(f"run: {str(run.path / WEIGHTS)!r} cannot be read: {reason_of(error)}") from None
         step = int(run.status().get("step") or config.steps)
     else:
         if any(tensor.is_meta for tensor in model.state_dict().values()):

@@ -20,6 +20,7 @@ from siamesenorm.data.images.imageset import ImageSet, Pixels
 from siamesenorm.data.images.transforms import CentreCrop, Scale
 from siamesenorm.data.index import INDEX, PROGRESS
 from siamesenorm.data.latents.index import FORMAT, LatentIndex, LatentShard, read_latent_index, write_latent_index
+from siamesenorm.data.reading import read_json, read_object
 
 SHARD_IMAGES = 4096
 SHARD_NAME = re.compile(r"(train|test)-\d{5,}(-labels)?\.npy")
@@ -137,18 +138,18 @@ def _clear(out: Path) -> None:
 
 def _plan_of(path: Path) -> str | None:
     try:
-        found = json.loads(path.read_bytes())
-    except ValueError:
+        found = read_object(path, "out").get("plan")
+    except DataError:
         return None
-    return found.get("plan") if isinstance(found, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _kept(out: Path, name: str) -> LatentShard | None:
     """An earlier run's shard, if it is whole."""
     try:
-        record = json.loads((out / PROGRESS / f"{name}.json").read_bytes())
-        shard = LatentShard.model_validate(record["shard"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError, ValidationError):
+        record = read_object(out / PROGRESS / f"{name}.json", "out")
+        shard = LatentShard.model_validate(record.get("shard"))
+    except (DataError, ValidationError):
         return None
     sound = sha256_matches(out / shard.file, shard.sha256) and sha256_matches(out / shard.labels, shard.labels_sha256)
     return shard if sound else None
@@ -185,6 +186,6 @@ def _encode_shard(
         labels=labels,
         labels_sha256=sha256_of(out / labels),
     )
-    record = json.loads((out / PROGRESS / f"{FORMAT}.json").read_bytes())
+    record = read_json(out / PROGRESS / f"{FORMAT}.json", "out")
     write_json(out / PROGRESS / f"{name}.json", {**record, "shard": shard.model_dump()})
     return shard
