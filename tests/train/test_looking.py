@@ -93,7 +93,7 @@ def sweep(world: World, folder: Path, modes: dict[str, int | None]) -> dict[str,
         for task in TASKS:
             place = folder / f"{mode}-{task}"
             if mode == "tp" and task != "language":
-                with pytest.raises(ConfigError, match="'tp' is not allowed for .*; it splits language models"):
+                with pytest.raises(ConfigError, match=r"'tp' is not allowed for .*; it splits language models"):
                     runs_in(spread, place, task)
             else:
                 found[f"{mode} {task}"] = runs_in(spread, place, task)

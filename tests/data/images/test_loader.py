@@ -132,7 +132,7 @@ def test_held_out_images_come_once_over_all_ranks_in_order():
     assert every(TestImages(numbered(11), PLAIN, 3).batches(4)) == [0, 5, 10]
     for size, world_size in [(4, 2), (3, 2), (1, 4), (4, 16)]:
         ranks = [list(data.batches(size, rank=rank, world_size=world_size)) for rank in range(world_size)]
-        assert sorted(sum(map(every, ranks), [])) == alone
+        assert sorted(every(batch for batches in ranks for batch in batches)) == alone
         sizes = {tuple(len(batch["label"]) for batch in batches) for batches in ranks}
         assert len(sizes) == 1  # a pass of a sharded model takes all ranks
 
