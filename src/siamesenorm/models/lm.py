@@ -257,7 +257,8 @@ class LanguageModel(nn.Module):
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         length = max_length or c.max_length
-        heads = int(self.blocks[0].attention.kv_heads)  # a process of a tensor group has some of them
+        # A process of a tensor group has some of the heads.
+        heads = next(module.kv_heads for module in self.modules() if isinstance(module, Attention))
         return KeyValueCache(c.blocks, batch, heads, length, c.head_width, device=weight.device, dtype=dtype)
 
 
