@@ -14,7 +14,7 @@ from rich.console import Console
 
 from siamesenorm.commands.arguments import CommandLine
 from siamesenorm.loading import EXIT_INTERRUPTED, loading
-from siamesenorm.refusal import refusal
+from siamesenorm.refusal import say
 from siamesenorm.version import __version__
 
 NAME = "siamesenorm"
@@ -149,13 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
-        refused = refusal(error)
+        refused = say(error)
         if refused is None:
             raise
-        sentence, code = refused
-        if sentence:
-            print(f"{NAME}: {sentence}", file=sys.stderr)
-        return code
+        return refused
 
 
 def _lookalikes(error: UnicodeError) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 
 import typer
 
@@ -34,6 +35,17 @@ def refusal(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY in str(error)):
         return "memory: there is not enough of it for what was asked", EXIT_FAILED
     return None
+
+
+def say(error: Exception) -> int | None:
+    """Say on stderr what a person can put right, and give the exit code for it; None for a defect."""
+    refused = refusal(error)
+    if refused is None:
+        return None
+    sentence, code = refused
+    if sentence:
+        print(f"siamesenorm: {sentence}", file=sys.stderr, flush=True)
+    return code
 
 
 def one_line(message: str) -> str:

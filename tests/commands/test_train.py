@@ -253,6 +253,32 @@ def test_bad_input_is_one_sentence_and_writes_nothing(arguments, part, tmp_path,
 
 
 @pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ("WORLD_SIZE=two", "WORLD_SIZE: 'two' is not allowed; it takes a whole number"),
+        ("WORLD_SIZE=0", "WORLD_SIZE: 0 is not allowed; it takes 1 or more"),
+        ("RANK=1", "RANK: 1 is not allowed; with WORLD_SIZE = 1 it takes 0"),
+        ("WORLD_SIZE=2 RANK=2", "RANK: 2 is not allowed; with WORLD_SIZE = 2 it takes 0 to 1"),
+        ("WORLD_SIZE=2 RANK=-1", "RANK: -1 is not allowed; with WORLD_SIZE = 2 it takes 0 to 1"),
+        ("WORLD_SIZE=2 RANK=", "MASTER_PORT"),
+        ("WORLD_SIZE=2 LOCAL_RANK=2", "LOCAL_RANK: 2 is not allowed; it takes 0 to 1"),
+        ("WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 LOCAL_RANK=2", "LOCAL_RANK: 2 is not allowed; with LOCAL_WORLD_SIZE = 2"),
+        ("WORLD_SIZE=2 LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE: 4 is not allowed; with WORLD_SIZE = 2 it takes 1 to 2"),
+        ("WORLD_SIZE=2 MASTER_PORT=99999", "MASTER_PORT: 99999 is not allowed; it takes 1 to 65535"),
+        ("WORLD_SIZE=2 MASTER_PORT=0", "MASTER_PORT: 0 is not allowed; it takes 1 to 65535"),
+        ("WORLD_SIZE=2 MASTER_PORT=http", "MASTER_PORT: 'http' is not allowed; it takes a whole number"),
+    ],
+)
+def test_a_senseless_rendezvous_is_one_sentence(environment, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MASTER_PORT", "none")
+    for setting in environment.split():
+        monkeypatch.setenv(*setting.split("=", 1))
+    assert sentence in one_sentence(["train", "lm-tiny", *SMALL], capsys)
+    assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize(
     "options",
     [["--temperature", "-1"], ["--top-p", "0"], ["--top-k", "0"], ["--temperature", "nan"]],
 )

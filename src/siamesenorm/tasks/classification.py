@@ -151,7 +151,8 @@ class ClassificationTask(ImageTask):
         nats = torch.zeros((), dtype=torch.float64, device=device)
         top = torch.zeros((), dtype=torch.float64, device=device)
         for batch in self.held_out.batches(self.evaluation.at_once, rank=rank, world_size=world_size):
-            logits, labels = model(batch["image"].to(device)).float(), batch["label"].to(device)
+            counted = batch["counted"].to(device)
+            logits, labels = model(batch["image"].to(device)).float()[counted], batch["label"].to(device)[counted]
             nats += F.cross_entropy(logits, labels, reduction="sum").double()
             counts += torch.bincount(labels * classes + logits.argmax(1), minlength=classes * classes)
             best = logits.topk(min(TOP, classes), dim=1).indices

@@ -52,25 +52,36 @@ class Engine:
                 f"train.batch_size: {config.train.batch_size} is not allowed; {world.data_size} processes and "
                 f"{config.train.accumulation} accumulated parts take multiples of {parts}"
             )
-        with torch.device("meta") if task.in_parts and world.divides_weights else contextlib.nullcontext():
-            model = task.build_model()
-        checkpoint_activations(model, config.train.activation_checkpointing)
-        self.flops_per_sample = task.flops_per_sample(model)
         self.precision = Precision(config.train, world.device)
+        model = world.agree(self._build_model)
         self.model: nn.Module = apply_parallelism(
             model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=config.train.compile
         )
-        self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average: WeightAverage | None = None
+        world.agree(self._open)
+        self.batch: Batch = {}
+
+    def _build_model(self) -> nn.Module:
+        """The model, before processes share it."""
+        divided = self.world.divides_weights
+        with torch.device("meta") if self.task.in_parts and divided else contextlib.nullcontext():
+            model = self.task.build_model()
+        checkpoint_activations(model, self.config.train.activation_checkpointing)
+        self.flops_per_sample = self.task.flops_per_sample(model)
+        return model if divided else model.to(self.world.device)
+
+    def _open(self) -> None:
+        """What this process has for itself: the optimiser and averages of its weights, its part of the data."""
+        config, world = self.config, self.world
+        self.optimizer = build_optimizer(self.model, config.optimizer)
         if config.train.ema is not None:
             self.average = WeightAverage(self.model, config.train.ema, warmup=config.train.ema_warmup)
-        self.loader = task.loader(
+        self.loader = self.task.loader(
             rank=world.data_rank,
             world_size=world.data_size,
             sample=0,
             pin_memory=world.device.type == "cuda",
         )
-        self.batch: Batch = {}
 
     # A step ----------------------------------------------------------------------------------------------
 

@@ -10,12 +10,11 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.tasks import find_task
+from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import LEAST
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
@@ -24,7 +23,6 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import DivergenceMonitor, Verdict, locate
 from siamesenorm.train.engine import Engine, Step
 from siamesenorm.train.epochs import in_steps
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
@@ -62,18 +60,17 @@ def train(
     world = world or World.start(config.parallel)
     try:
         run = RunFolder(folder)
-        config = in_steps(config)
-        _together(world, lambda: _check(run, config, mode))
-        task = find_task(config.task)(config)
-        check_memory(config, task, world)
+        config = world.agree(lambda: in_steps(config))
+        world.agree_with_main(lambda: _check(run, config, mode))
+        task = world.agree(lambda: _open_task(config, world))
         done = world.from_main(run.status() if run.exists and mode != "restart" else {})
         if done.get("state") in ("finished", "diverged"):
             return _finished(run, done)
         with contextlib.ExitStack() as stack:
-            _together(world, lambda: stack.enter_context(run.locked()))
+            world.agree_with_main(lambda: stack.enter_context(run.locked()))
             engine = Engine(config, task, world)  # finds what does not fit model or world, before anything is written
             stack.callback(engine.close)
-            _together(world, lambda: run.begin(config, mode))
+            world.agree_with_main(lambda: run.begin(config, mode))
             loop = Loop(engine, run, display or QuietDisplay())
             stack.callback(loop.close)
             return loop.run()
@@ -87,17 +84,10 @@ def _check(run: RunFolder, config: RunConfig, mode: Mode) -> None:
     check_trackers(config.logging)
 
 
-def _together(world: World, action: Callable[[], object]) -> None:
-    """Let the main process act, and all fail if it does."""
-    problem: str | None = None
-    if world.is_main:
-        try:
-            action()
-        except ConfigError as error:
-            problem = str(error)
-    problem = world.from_main(problem)
-    if problem is not None:
-        raise ConfigError(problem)
+def _open_task(config: RunConfig, world: World) -> Task:
+    task = find_task(config.task)(config)
+    check_memory(config, task, world)
+    return task
 
 
 def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
@@ -111,8 +101,9 @@ class Loop:
     def __init__(self, engine: Engine, run: RunFolder, display: Display) -> None:
         config, task, world = engine.config, engine.task, engine.world
         self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
-        self.recorder = Recorder(config, task, run, world, display)
-        self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss(), task.chance)
+        self.recorder = world.agree(lambda: Recorder(config, task, run, world, display))
+        chance_loss = world.agree(task.chance_loss)
+        self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, chance_loss, task.chance)
         self.store = CheckpointStore(
             run.path / CHECKPOINTS, config.checkpoint.keep, world, report=lambda text: self._note("checkpoint", text)
         )
@@ -132,8 +123,8 @@ class Loop:
     def run(self) -> Result:
         """From where it stands to the end, a divergence or a signal."""
         self.restore()
-        self.recorder.start(self.step, self.engine)
-        self._status("running")
+        self.world.agree(lambda: self.recorder.start(self.step, self.engine))
+        self.world.agree(lambda: self._status("running"))
         self._say_held_out()
         with Interruption() as interruption:
             while self.step < self.config.steps:
@@ -226,8 +217,7 @@ class Loop:
         """Go on from the newest complete checkpoint; without one, from the first step."""
         checkpoint = self.store.latest()
         if checkpoint is None:
-            self.recorder.rewind(0)
-            self._note("started", "", 0)
+            self.world.agree(lambda: self._go_on_from(0, "started", ""))
             return False
         progress = self.store.load(checkpoint, self.engine.state({}))
         self.engine.restored(progress)
@@ -235,9 +225,12 @@ class Loop:
         self.step, self.loss = int(progress["step"]), progress.get("loss")
         self.seconds, self.evaluation = float(progress.get("seconds", 0)), progress.get("evaluation") or {}
         self.saved = self.step
-        self.recorder.rewind(self.step)
-        self._note("resumed", f"resumed at step {self.step}", self.step)
+        self.world.agree(lambda: self._go_on_from(self.step, "resumed", f"resumed at step {self.step}"))
         return True
+
+    def _go_on_from(self, step: int, event: str, message: str) -> None:
+        self.recorder.rewind(step)
+        self._note(event, message, step)
 
     def roll_back(self, verdict: Verdict | None) -> Verdict | None:
         """Go back to the last checkpoint and on with the data behind the bad batch."""

@@ -135,20 +135,20 @@ class DiffusionTask(ImageTask):
         sums: dict[str, Tensor] = {}
 
         def add(name: str, values: Tensor, counted: Tensor) -> None:
-            pair = torch.stack([(values * counted).sum(), counted.sum()]).double()
+            pair = torch.stack([values.where(counted, 0).sum(), counted.sum()]).double()
             sums[name] = sums[name] + pair if name in sums else pair
 
         for batch in self.held_out.batches(self.evaluation.at_once, rank=rank, world_size=world_size):
             given = {name: values.to(device) for name, values in batch.items()}
             losses = self.process.losses(model, given["image"], given["label"], given["noise"], given["time"])
-            all_count = torch.ones_like(losses.mse)
-            add("loss", losses.total, all_count)
-            add("mse", losses.mse, all_count)
+            counted = given["counted"]
+            add("loss", losses.total, counted)
+            add("mse", losses.mse, counted)
             if losses.vlb is not None:
-                add("vlb", losses.vlb, all_count)
+                add("vlb", losses.vlb, counted)
             for quarter in range(QUARTERS):
                 inside = (given["time"] * QUARTERS).long() == quarter
-                add(f"mse/quarter_{quarter + 1}", losses.mse, inside.to(losses.mse))
+                add(f"mse/quarter_{quarter + 1}", losses.mse, inside & counted)
         flat = {f"{name}|{k}": float(pair[k]) for name, pair in sums.items() for k in (0, 1)}
         means = average(flat)
         return {name: means[f"{name}|0"] / means[f"{name}|1"] for name in sums if means[f"{name}|1"]}
