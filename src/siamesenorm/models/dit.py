@@ -74,7 +74,7 @@ class DiT(nn.Module):
             self.timestep = TimestepEmbedding(c.dim)
             self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
             self.residual: Topology = Residual(
-                c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused
+                c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused, needs="met"
             )
             places = iter(self.residual.places)
             self.blocks = nn.ModuleList(

@@ -90,7 +90,13 @@ class LanguageModel(nn.Module):
         with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
             self.residual: Topology = Residual(
-                config.topology, config.dim, config.blocks, norm=config.norm_spec, dropout=config.dropout, fused=fused
+                config.topology,
+                config.dim,
+                config.blocks,
+                norm=config.norm_spec,
+                dropout=config.dropout,
+                fused=fused,
+                needs="met",
             )
             places = iter(self.residual.places)
             self.blocks = nn.ModuleList(

@@ -79,6 +79,7 @@ class VisionTransformer(nn.Module):
                 dropout=c.dropout,
                 drop_path=c.drop_path_rates,
                 fused=fused,
+                needs="met",
             )
             places = iter(self.residual.places)
             self.blocks = nn.ModuleList(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.flow import Flow, Streams
+from siamesenorm.residual.needs import NeedsOnOffer, NeedsState
 from siamesenorm.residual.norms import NormLike, NormRole, Norms
 from siamesenorm.residual.options import Options
 from siamesenorm.residual.places import Blocks, Place, lay_out
@@ -97,7 +98,7 @@ class Link(nn.Module):
         return update if keep is None else update * keep
 
 
-class Topology(nn.Module):
+class Topology(NeedsOnOffer, nn.Module):
     """One residual topology over a whole stack: it owns the start, the links, the end and the init rule.
 
     Subclasses give the class attributes, `link`, and `open`/`close` where these differ from the defaults.
@@ -123,6 +124,7 @@ class Topology(nn.Module):
         dropout: float = 0.0,
         drop_path: float | Sequence[float] = 0.0,
         fused: bool = True,
+        needs: NeedsState = "check",
         part: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -135,6 +137,7 @@ class Topology(nn.Module):
         self.options = self.options_class.parse(options or {}, self.name)
         self.fused = fused
         self.setup()
+        self.open_all_needs(needs)
         self.final_norm = self.norm("final") if self.has_final_norm else None
         # A part of a pair lends its links one by one and keeps none itself.
         self.links = nn.ModuleList() if part else nn.ModuleList(self.link(place) for place in self.places)

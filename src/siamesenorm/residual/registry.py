@@ -13,6 +13,7 @@ from siamesenorm.residual.dual import ResidualDual
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.hybrid import Hybrid, HybridStar
 from siamesenorm.residual.hyper import Hyper, Manifold
+from siamesenorm.residual.needs import NeedsState
 from siamesenorm.residual.norms import NormLike, Norms
 from siamesenorm.residual.places import Blocks
 from siamesenorm.residual.post import DeepNorm, Keel, Mix, Post
@@ -80,6 +81,7 @@ def Residual(
     dropout: float = 0.0,
     drop_path: float | Sequence[float] = 0.0,
     fused: bool = True,
+    needs: NeedsState = "check",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     **options: Any,
@@ -92,6 +94,8 @@ def Residual(
     norm: ``"rms"``, ``"layer"``, a `NormSpec`, a function from width to module, or `Norms` by role.
     dropout, drop_path: on every sublayer's update, one draw for all streams; drop_path also one rate a block.
     fused: take fused steps in eager mode where the topology has them.
+    needs: ``check`` warns at the first pass of norms and first weights inside sublayers that the topology wants and
+        nobody took from it (`attention_norms`, `inner_norm`, `init_weights_`); ``met`` or ``waived`` say otherwise.
     options: the topology's own; ``siamesenorm topologies NAME`` lists them.
     """
     name, given = parse_topology(topology)
@@ -100,7 +104,14 @@ def Residual(
         raise TopologyError(f"{name}: option {sorted(both)[0]!r} stands both in the text and as an argument")
     with torch.device(device) if device is not None else contextlib.nullcontext():
         made = find_topology(name)(
-            dim, blocks, norm=norm, dropout=dropout, drop_path=drop_path, fused=fused, options={**given, **options}
+            dim,
+            blocks,
+            norm=norm,
+            dropout=dropout,
+            drop_path=drop_path,
+            fused=fused,
+            needs=needs,
+            options={**given, **options},
         )
     return made if dtype is None else made.to(dtype)
 
