@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from siamesenorm.residual.drop import Drop, Keep
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.flow import Flow, Streams
 from siamesenorm.residual.needs import NeedsOnOffer, NeedsState
 from siamesenorm.residual.norms import NormLike, NormRole, Norms
@@ -130,7 +130,7 @@ class Topology(NeedsOnOffer, nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
-            raise TopologyError(f"{self.name}: dim = {dim!r} is not allowed; it takes a whole number from 1")
+            raise TopologyError(f"{self.name}: dim = {shown(dim)} is not allowed; it takes a whole number from 1")
         self.dim = dim
         self.places = lay_out(blocks)
         self.norms = Norms.of(norm)

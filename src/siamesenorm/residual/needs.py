@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.residual.errors import TopologyError, UnmetNeedsWarning
+from siamesenorm.residual.errors import TopologyError, UnmetNeedsWarning, shown
 from siamesenorm.residual.places import Place
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class NeedsOnOffer:
     def open_all_needs(self, state: NeedsState) -> None:
         """Note what is needed where, unless it is said to be met elsewhere, or waived."""
         if state not in get_args(NeedsState):
-            raise TopologyError(f"{self.name}: needs = {state!r} is not allowed; it takes check, met or waived")
+            raise TopologyError(f"{self.name}: needs = {shown(state)} is not allowed; it takes check, met or waived")
         self.open_needs = set()
         has_rule = not self.init_rule.is_neutral
         for place in self.places if state == "check" else []:
@@ -102,7 +102,9 @@ class NeedsOnOffer:
         """The norms that this topology wants inside the attention at `place`; to be kept in that attention."""
         for name, value in (("head_dim", head_dim), ("heads", heads), ("kv_heads", kv_heads or heads)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise TopologyError(f"{self.name}: {name} = {value!r} is not allowed; it takes a whole number from 1")
+                raise TopologyError(
+                    f"{self.name}: {name} = {shown(value)} is not allowed; it takes a whole number from 1"
+                )
         kind = self._needs_of(place).attention_norm
         self.open_needs.discard(("attention_norms", place.index))
         return AttentionNorms(kind, self.norms.stream, head_dim, heads, kv_heads or heads)
@@ -130,7 +132,9 @@ class NeedsOnOffer:
         rule, roles = self.init_rule, ROLES.get(place.kind, ATTENTION_ROLES)
         for role in weights:
             if role not in roles:
-                raise TopologyError(f"{self.name}: {role!r} is no weight of {place.kind}; it has {', '.join(roles)}")
+                raise TopologyError(
+                    f"{self.name}: {shown(role)} is no weight of {place.kind}; it has {', '.join(roles)}"
+                )
         wanted = [role for role in roles if rule.std is not None or role in rule.scale]
         if missing := [role for role in wanted if role not in weights]:
             raise TopologyError(f"{self.name}: of {place.kind}, these weights are missing: {', '.join(missing)}")
@@ -160,7 +164,7 @@ class NeedsOnOffer:
 
     def _needs_of(self, place: Place) -> SublayerNeeds:
         if place not in self.places:
-            raise TopologyError(f"{self.name}: {place!r} is not in this stack; it takes one of residual.places")
+            raise TopologyError(f"{self.name}: {shown(place)} is not in this stack; it takes one of residual.places")
         return self.needs(place)
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.residual import native
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import TopologyError, shown
 
 NormKind = Literal["rms", "layer"]
 NormRole = Literal["input", "stream", "final"]
@@ -259,7 +259,7 @@ class NormSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in NORM_CLASSES:
-            raise TopologyError(f"norm: unknown kind {self.kind!r}; known kinds: {', '.join(NORM_CLASSES)}")
+            raise TopologyError(f"norm: unknown kind {shown(self.kind)}; known kinds: {', '.join(NORM_CLASSES)}")
 
     def __call__(self, dim: int) -> Norm:
         """A fresh norm of width `dim`."""
@@ -292,6 +292,6 @@ class Norms:
             norm = NormSpec(norm)  # type: ignore[arg-type]  # NormSpec names the allowed kinds itself
         if not callable(norm):
             raise TopologyError(
-                f"norm: {norm!r} is neither one of {', '.join(NORM_CLASSES)} nor a function from width to module"
+                f"norm: {shown(norm)} is neither one of {', '.join(NORM_CLASSES)} nor a function from width to module"
             )
         return cls(stream=norm, input=norm, final=norm)

@@ -10,7 +10,7 @@ import torch
 
 from siamesenorm.residual.base import StreamKind, Topology
 from siamesenorm.residual.dual import ResidualDual
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.hybrid import Hybrid, HybridStar
 from siamesenorm.residual.hyper import Hyper, Manifold
 from siamesenorm.residual.needs import NeedsState
@@ -51,7 +51,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 def find_topology(name: str) -> type[Topology]:
     """The class of a name."""
     if not isinstance(name, str) or name not in TOPOLOGIES:
-        raise TopologyError(f"topology: unknown name {name!r}; known names: {', '.join(TOPOLOGIES)}")
+        raise TopologyError(f"topology: unknown name {shown(name)}; known names: {', '.join(TOPOLOGIES)}")
     return TOPOLOGIES[name]
 
 
@@ -64,10 +64,10 @@ def parse_topology(text: str) -> tuple[str, dict[str, str]]:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise TopologyError(
-                f"topology: {item!r} in {text!r} is not an option; write name:option=value,option=value"
+                f"topology: {shown(item)} in {shown(text)} is not an option; write name:option=value,option=value"
             )
         if key.strip() in options:
-            raise TopologyError(f"topology: option {key.strip()!r} stands twice in {text!r}")
+            raise TopologyError(f"topology: option {shown(key.strip())} stands twice in {shown(text)}")
         options[key.strip()] = value.strip()
     return name, options
 
@@ -101,7 +101,7 @@ def Residual(
     name, given = parse_topology(topology)
     both = set(given) & set(options)
     if both:
-        raise TopologyError(f"{name}: option {sorted(both)[0]!r} stands both in the text and as an argument")
+        raise TopologyError(f"{name}: option {shown(sorted(both)[0])} stands both in the text and as an argument")
     with torch.device(device) if device is not None else contextlib.nullcontext():
         made = find_topology(name)(
             dim,
@@ -128,5 +128,5 @@ def create_part(role: str, topology: str, kind: StreamKind, dim: int, blocks: Bl
             "pre": "never normalises its stream",
             "post": "normalises its stream",
         }[found.kind]
-        raise TopologyError(f"siamese: {role} = {name!r} is not allowed, because it {why}; {role} takes {allowed}")
+        raise TopologyError(f"siamese: {role} = {shown(name)} is not allowed, because it {why}; {role} takes {allowed}")
     return found(dim, blocks, norm=norm, part=True, options=options)
