@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from closeness import assert_same_but_for_rounding
-from siamesenorm.interop.official import OfficialError, load_deit, to_official
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.interop.official import OfficialError, load_deit
 
 from .recorded import assert_comes_back, assert_outputs_and_gradients, read
 
@@ -61,9 +59,3 @@ def test_config_fields_that_would_change_the_function_are_refused(change, messag
     config, state, _ = read("deit_siamese")
     with pytest.raises(OfficialError, match=message):
         load_deit(state, {**config, **change})
-
-
-def test_a_topology_without_official_model_has_no_official_names():
-    tiny = ViTConfig(image_size=8, patch_size=4, classes=3, dim=8, blocks=1, heads=2, ffn_dim=8, topology="span")
-    with pytest.raises(OfficialError, match="span has no official vision model; siamese and pre have"):
-        to_official(VisionTransformer(tiny))

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from closeness import assert_same_but_for_rounding
-from siamesenorm.interop.official import OfficialError, load_dit, to_official
+from siamesenorm.interop.official import OfficialError, load_dit
 from siamesenorm.layers.sincos import grid_positions
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
 
 from .recorded import assert_comes_back, assert_outputs_and_gradients, read
 
@@ -41,12 +39,6 @@ def test_a_wrong_state_dict_is_refused_by_the_names_of_its_keys():
         load_dit(state, {**config, "width": 3})
     with pytest.raises(OfficialError, match="heads = 5 is not allowed"):
         load_dit(state, {**config, "num_heads": 5})
-
-
-def test_topologies_without_an_official_model_have_no_official_names():
-    config = DiTConfig(input_size=4, patch_size=2, channels=1, classes=2, dim=8, blocks=1, heads=2, ffn_dim=8)
-    with pytest.raises(OfficialError, match="post has no official"):
-        to_official(DiT(config.model_copy(update={"topology": "post"})))
 
 
 def test_facebookresearch_weights_in_pre_give_what_diffusers_gives():

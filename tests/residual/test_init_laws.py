@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from siamesenorm.residual import InitRule, Norms, NormSpec, Place, SublayerNeeds
+from siamesenorm.residual import TOPOLOGIES, InitRule, Norms, NormSpec, Place, SublayerNeeds
 from siamesenorm.residual.norms import Norm
 
 from .stacks import PAIR, D, L, every_row, make, make_sublayers
@@ -43,6 +43,33 @@ def test_starts_as_pre_norm_at_any_rate(name, rate):
     sublayers, x = make_sublayers([PAIR] * 5), torch.randn(2, 3, D, dtype=torch.float64)
     expected = make("pre", 5, norm=norm)(x, sublayers)
     assert_close(make(name, 5, norm=norm, rate=rate)(x, sublayers), expected, rtol=1e-10, atol=1e-10)
+
+
+SEVERAL = [row.text for row in ROWS if len(row.streams) > 1]
+
+
+@pytest.mark.parametrize("text", SEVERAL + [f"{name}:rate={n}" for name in ("hyper", "mhc") for n in (3, 5, 8)])
+def test_streams_come_apart(text):
+    """Ten steps leave no two streams equal, not even in direction: equal ones get equal gradients for ever."""
+    torch.manual_seed(0)
+    topology, sublayers = make(text, 4), make_sublayers([PAIR] * 4)
+    x, target = torch.randn(2, 4, 5, D, dtype=torch.float64)
+    optimizer = torch.optim.AdamW([*topology.parameters(), *sublayers.parameters()], lr=0.01)
+    for _ in range(10):
+        optimizer.zero_grad()
+        (topology(x, sublayers) - target).square().mean().backward()
+        optimizer.step()
+    flow = topology.start(x)
+    for sublayer in sublayers:
+        flow.through(sublayer)
+    rows = [row / row.norm() for row in topology.named_streams(flow.streams).values()]
+    assert len(rows) > 1
+    assert min((a - b).norm() for i, a in enumerate(rows) for b in rows[:i]) > 1e-3
+
+
+def test_every_topology_of_several_streams_is_in_the_table():
+    several = {name for name in TOPOLOGIES if len(make(name).named_streams(make(name).open(torch.zeros(1, D)))) > 1}
+    assert several == {text.partition(":")[0] for text in SEVERAL}
 
 
 def test_rezero_starts_as_the_identity():

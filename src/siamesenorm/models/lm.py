@@ -63,7 +63,13 @@ class LanguageModel(Stack):
         with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
             residual = Residual(
-                config.topology, config.dim, config.blocks, norm=config.norm_spec, dropout=config.dropout, fused=fused
+                config.topology,
+                config.dim,
+                config.blocks,
+                norm=config.norm_spec,
+                dropout=config.dropout,
+                fused=fused,
+                needs="met",
             )
             self.make_blocks(
                 residual,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.models.lm_config import LMConfig
 
 # LMConfig's name to transformers'. What is not here has the same name in both.
@@ -74,12 +75,29 @@ class SiameseNormConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Resolve what follows from other fields; tools expect numbers here."""
+        """Resolve what follows from other fields; tools expect numbers here. Another model's fields are refused."""
+        self.check_type(kwargs.get("model_type", self.model_type), "config")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: Any, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The fields of a folder's config.json, which must be one of ours: others would give a fresh model."""
+        found, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        cls.check_type(found.get("model_type"), repr(str(pretrained_model_name_or_path)))
+        return found, rest
+
+    @classmethod
+    def check_type(cls, model_type: Any, source: str) -> None:
+        """Raise where a configuration is that of another kind of model."""
+        if model_type != cls.model_type:
+            said = f"model_type {model_type!r}" if model_type is not None else "no model_type"
+            raise InteropError(f"{source} has {said}; {cls.__name__} takes {cls.model_type!r}")
 
     @classmethod
     def from_lm_config(cls, config: LMConfig, **kwargs: Any) -> SiameseNormConfig:

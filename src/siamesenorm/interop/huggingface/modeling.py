@@ -27,6 +27,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.huggingface.blocks import HiddenState, SiameseNormAttention, SiameseNormBlock, offloaded
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.sharing import assemble
@@ -67,6 +68,21 @@ class SiameseNormPreTrainedModel(PreTrainedModel):
         "hidden_states": HiddenState,
         "attentions": SiameseNormAttention,
     }
+
+    def __init__(self, config: SiameseNormConfig) -> None:
+        SiameseNormConfig.check_type(getattr(config, "model_type", None), type(config).__name__)
+        super().__init__(config)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers has it, but where no block finds a weight of its own that is refused: all would be fresh."""
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        blocks = {name for name, _ in model.named_parameters() if "layers." in name}
+        fresh = kwargs.get("state_dict") == {}  # nothing to load: first weights are what was asked for
+        if blocks <= set(info["missing_keys"]) and not fresh:
+            source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+            raise InteropError(f"{str(source)!r} has no weight for a block of {cls.__name__}; it is another model's")
+        return (model, info) if output_loading_info else model
 
 
 class Parts(LanguageModel):
