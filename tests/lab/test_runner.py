@@ -130,7 +130,8 @@ def start(out, *more: str) -> subprocess.Popen:
     sets = [part for field, value in fields.items() for part in ("--set", f"{field}={value}")]
     command = [sys.executable, "-m", "siamesenorm", "compare", "--recipe", "lm-tiny", "--topologies", "pre,siamese"]
     command += ["--lrs", "1e-2", "--seeds", "0", "--jobs", "2", "--out", str(out), *sets]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A session of its own, as a terminal starts it: Ctrl-C then reaches all of its processes.
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
@@ -142,7 +143,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
         if metrics is not None and metrics.read_text().count("\n") > 20:
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "the same command goes on from here" in err

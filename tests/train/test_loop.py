@@ -84,8 +84,8 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(tmp_path, monkeypatch, 
     assert evaluations(tmp_path / "whole") == evaluations(tmp_path / "killed")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, monkeypatch, number, code):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, monkeypatch, number):
     config = tiny()
     train(config, tmp_path / "whole")
     plain = Loop.take_step
@@ -107,6 +107,17 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, monkeypatch, numb
     assert train(config, tmp_path / "run").state == "finished"
     assert same_weights(tmp_path / "whole", tmp_path / "run")
     assert losses(tmp_path / "whole") == losses(tmp_path / "run")
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch):
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        plain = Loop.take_step
+        monkeypatch.setattr(Loop, "take_step", lambda self: (os.kill(os.getpid(), signal.SIGHUP), plain(self))[1])
+        assert train(tiny("steps=3"), tmp_path / "run").state == "finished"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):

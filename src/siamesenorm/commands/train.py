@@ -63,7 +63,7 @@ def train(
     from rich.console import Console
 
     from siamesenorm.refusal import say
-    from siamesenorm.train.display import ConsoleDisplay, Display
+    from siamesenorm.train.display import ConsoleDisplay, Display, output_may_be_gone
     from siamesenorm.train.distributed import World
     from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.folder import Mode
@@ -97,7 +97,8 @@ def train(
     finally:
         world.close()
     if world.is_main:
-        typer.echo(f"{result.folder}: {result.message}")
+        with output_may_be_gone():
+            typer.echo(f"{result.folder}: {result.message}")
     if result.state == "diverged":
         raise typer.Exit(EXIT_DIVERGED)
     if result.signal is not None:

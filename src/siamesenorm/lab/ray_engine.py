@@ -26,7 +26,7 @@ from typing import Any
 
 from siamesenorm.data.reading import reason_of
 from siamesenorm.lab.cell import Order, run_cell
-from siamesenorm.lab.runner import DONE, Progress, Watcher, stopping
+from siamesenorm.lab.runner import DONE, Progress, Stopping, Watcher
 from siamesenorm.train.errors import ConfigError
 
 SECONDS = 0.5
@@ -81,7 +81,7 @@ class RayEngine:
         task = self.ray.remote(num_cpus=1, num_gpus=1 if self.gpus else 0, max_retries=RETRIES)(remote_cell)
         waiting = [progress for progress in plan if progress.state not in DONE]
         running: dict[Any, Progress] = {}
-        with stopping() as stop, _mark(plan) as mark:
+        with Stopping() as stop, _mark(plan) as mark:
             while running or (waiting and not stop.asked):
                 while waiting and len(running) < self.jobs and not stop.asked:
                     progress = waiting.pop(0)

@@ -69,7 +69,11 @@ class StepsConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="Precision of matrix products; weights and optimiser stay in fp32."
     )
-    compile: bool = Field(default=False, description="Whether the model goes through torch.compile.")
+    compile: bool | None = Field(
+        default=None,
+        description="Whether blocks go through torch.compile; null: where it pays, on GPUs and in runs of 2000 steps "
+        "or more on CPUs with a C++ compiler.",
+    )
     activation_checkpointing: Literal["none", "full", "sublayer"] = Field(
         default="none",
         description="What backward computes again instead of keeping: nothing, whole blocks, or inside sublayers.",

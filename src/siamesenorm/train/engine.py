@@ -24,7 +24,7 @@ from siamesenorm.train.ema import WeightAverage
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import plain_name
 from siamesenorm.train.optimizer import build_optimizer, set_lr
-from siamesenorm.train.parallel import apply_parallelism, clip_gradients, gradient_sync
+from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import share_of_peak
 
@@ -54,8 +54,10 @@ class Engine:
             )
         self.precision = Precision(config.train, world.device)
         model = world.agree(self._build_model)
+        wish = config.train.compile
+        self.compiled = compile_pays(world.device, config.steps) if wish is None else wish
         self.model: nn.Module = apply_parallelism(
-            model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=config.train.compile
+            model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=self.compiled
         )
         self.average: WeightAverage | None = None
         world.agree(self._open)

@@ -126,6 +126,8 @@ class Loop:
         self.world.agree(lambda: self.recorder.start(self.step, self.engine))
         self.world.agree(lambda: self._status("running"))
         self._say_held_out()
+        if self.engine.compiled and self.step < self.config.steps:
+            self._note("compile", "blocks are compiled in the first step; that takes up to a minute, once")
         with Interruption() as interruption:
             while self.step < self.config.steps:
                 verdict = self.take_step()
