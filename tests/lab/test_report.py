@@ -90,6 +90,9 @@ def test_page_shows_verdict_numbers_and_provenance(grid):
     *_, page = grid
     text = " ".join(Reader(page).texts)
     assert "siamese is better than pre by 0.1 nats" in text
+    assert "2 diverged or stuck; 3 seeds, measured on 16,384 held-out tokens." in text
+    assert "Measured on 16,384 held-out tokens, 3 seeds; first weights: init=" in text
+    assert "2 and 0" in text  # of post and of pre, at 0.01, which count as the worst
     assert "2.0033 ± 0.0252" in text
     assert "2.9000 (2 of 3 diverged)" in text
     for fact in ("torch 2.13", "siamesenorm compare", "ab" * 32, "topology: "):

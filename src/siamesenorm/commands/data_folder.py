@@ -133,5 +133,5 @@ def show_splits(console: Console, folder: Path, index: Index) -> None:
     if index.settings.validation and held_out < LEAST:
         console.print(
             f"note       {held_out:,} tokens are held out, too few to measure on: it takes {LEAST:,}, "
-            f"from {NEEDED:,} tokens of text or more"
+            f"from {NEEDED:,} or more of different text"
         )

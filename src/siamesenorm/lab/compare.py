@@ -147,7 +147,7 @@ def _check_length(text: Path, sources: Sequence[Source]) -> None:
             return
     raise ConfigError(
         f"--text: of {str(text)!r} {held_out:,} bytes can be held out, too few to compare by; "
-        f"it takes {LEAST_TOKENS:,}, from a text of {NEEDED:,} bytes or more"
+        f"it takes {LEAST_TOKENS:,}, from {NEEDED:,} bytes or more of different text"
     )
 
 

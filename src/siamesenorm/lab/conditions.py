@@ -42,12 +42,25 @@ class Conditions:
         return LEAST[self.of]
 
     @property
+    def held_out(self) -> str:
+        """``held-out``, but of samples, which are made."""
+        return "" if self.of == "samples" else "held-out "
+
+    @property
+    def amount(self) -> str:
+        """``16,384 tokens``."""
+        return self._told(self.of)
+
+    @property
     def size(self) -> str:
         """``16,384 held-out tokens``."""
+        return self._told(f"{self.held_out}{self.of}")
+
+    def _told(self, what: str) -> str:
         if not self.sizes:
-            return f"held-out {self.of} (how many is not recorded)"
+            return f"{what} (how many is not recorded)"
         counts = dict.fromkeys(f"{size:,}" for size in (self.sizes[0], self.sizes[-1]))
-        return f"{' to '.join(counts)} {'' if self.of == 'samples' else 'held-out '}{self.of}"
+        return f"{' to '.join(counts)} {what}"
 
     @property
     def seeds_text(self) -> str:

@@ -25,8 +25,9 @@ def make_page(records: Records, analysis: Analysis, title: str, preset: Preset |
     """The report as people see it."""
     states = [run.state for run in records.runs]
     finished = states.count("finished")
-    ended = f"{len(states)} runs, {finished} finished, {len(states) - finished} diverged or stuck."
-    page = Page(title, f"{what_ran(records)}. {ended} {analysis.conditions.sentence()}")
+    ended = f"{len(states)} runs, {finished} finished, {len(states) - finished} diverged or stuck"
+    found = analysis.conditions
+    page = Page(title, f"{what_ran(records)}. {ended}; {found.seeds_text}, measured on {found.size}.")
     page.heading("Verdict").cards(cards(records, analysis)).bullets(verdict(analysis), "verdict")
     for note in notes(records):
         page.paragraph(note, "warning")
@@ -96,14 +97,16 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
         page.plot(
             "settings",
             f"Held-out {metric} by setting",
-            f"Means over seeds with their standard deviation, all at the learning rate {records.lrs[0]:g}.",
+            "Means over the seeds that reached their end with their standard deviation, all at the learning rate "
+            f"{records.lrs[0]:g}.",
             figures.by_setting(records, analysis),
         )
     else:
         page.plot(
             "learning-rate",
             f"Held-out {metric} by learning rate",
-            "Means over seeds with their standard deviation; a cross marks learning rates at which runs diverged.",
+            "Means over the seeds that reached their end with their standard deviation; a cross marks learning rates "
+            "at which runs diverged.",
             figures.by_learning_rate(records, analysis),
         )
     page.plot(
@@ -135,7 +138,7 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
     page.plot(
         "heat-map",
         "The grid",
-        f"Held-out {metric}, the mean over seeds.",
+        f"Held-out {metric}, the mean over the seeds that reached their end.",
         figures.heat_map(records, analysis),
         height=max(220, 120 + 44 * len(records.topologies if figures.by_settings(records) else analysis.ranges)),
     )

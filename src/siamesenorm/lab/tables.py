@@ -33,10 +33,10 @@ def show(console: Console, records: Records, analysis: Analysis) -> None:
 
 
 def what_is_shown(analysis: Analysis) -> str:
-    """``loss on 16,384 held-out tokens, mean ± standard deviation over 3 seeds``."""
+    """``held-out loss on 16,384 tokens, mean ± standard deviation over 3 seeds``."""
     found = analysis.conditions
     spread = f"mean ± standard deviation over {found.seeds_text}" if len(found.seeds) > 1 else "one seed"
-    return f"{analysis.metric} on {found.size}, {spread}"
+    return f"{found.held_out}{analysis.metric} on {found.amount}, {spread}"
 
 
 def scores(records: Records, analysis: Analysis) -> Table:
