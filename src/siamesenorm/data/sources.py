@@ -13,6 +13,7 @@ from siamesenorm.data.columns import HubDataset, ParquetFile
 from siamesenorm.data.documents import SPLITS, Document, Reading, Source, choose_split
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import JsonLinesFile, TextFile
+from siamesenorm.data.reading import named_path
 from siamesenorm.data.stdlib import PythonCorpus
 
 HUB = "hf:"
@@ -48,7 +49,7 @@ def find_sources(
         raise DataError("sources: none given; name a file, a folder, an embedded corpus or hf:NAME")
     found: list[Source] = []
     for name in map(str, names):
-        path = Path(name)
+        path = named_path(name, "source")
         if name.startswith(HUB):
             found.append(HubDataset(name, name.removeprefix(HUB), subset, hub_split))
         elif path.is_dir():
