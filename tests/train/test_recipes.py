@@ -210,7 +210,16 @@ FILES = {
     "a: 1\na: 2": "stands twice",
     "1: 2": "is not allowed as a name",
     "a: &x [1]\nb: *x": "aliases",
-    "a: !!python/object/apply:os.system [ls]": "is not YAML",
+    "a: !!python/object/apply:os.system [ls]": "tags (tag:yaml.org,2002:python/object/apply:os) are not allowed",
+    "a: !!bool maybe": "tags (tag:yaml.org,2002:bool) are not allowed",
+    "a: !!int ''": "tags",
+    "a: !!float x": "tags",
+    "a: !!timestamp x": "tags",
+    "a: !!binary '%'": "tags",
+    "!!omap [1]": "tags",
+    "!!set {x}": "tags",
+    "? !!map []\n: 1": "tags",
+    "a: ! x": "tags",
     "[" * 5000: "nested too deeply",
     "\x00": "is not YAML",
     "base: lm-tiny\noptimizer: {lr: no}": "'no' is not allowed",
@@ -231,7 +240,7 @@ def test_files_that_cannot_be_recipes(tmp_path):
     with pytest.raises(ConfigError, match="not UTF-8"):
         resolve(str(tmp_path / "binary.yaml"))
     (tmp_path / "long.yaml").write_text("#" * 2**21)
-    with pytest.raises(ConfigError, match="too many for a recipe"):
+    with pytest.raises(ConfigError, match="too large; it takes up to 1048576 bytes"):
         resolve(str(tmp_path / "long.yaml"))
     with pytest.raises(ConfigError, match="unknown name"):
         resolve(str(tmp_path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,9 +53,11 @@ def check(name: str, value: object) -> None:
     elif isinstance(value, str):
         wrong = _wrong_text(value)
     elif isinstance(value, Path):
-        wrong = _wrong_path(value)
+        from siamesenorm.data.reading import named_path  # with pydantic, for which help does not wait
+
+        named_path(value, name)
     if wrong is not None:
-        shown = f"{value}" if isinstance(value, (int, float)) else f"{str(value)!r}"
+        shown = f"{value}" if isinstance(value, (int, float)) else f"{value!r}"
         raise DataError(f"{name}: {shown} is not allowed; {wrong}")
 
 
@@ -66,15 +67,3 @@ def _wrong_text(value: str) -> str | None:
     except UnicodeEncodeError as error:
         return f"it takes UTF-8 text, see character {error.start}"
     return "it takes text without NUL" if "\0" in value else None
-
-
-def _wrong_path(value: Path) -> str | None:
-    try:
-        os.lstat(value)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # what it is wanted for decides whether it must be there
-    except OSError as error:
-        return f"it takes a name that this system can have: {error.strerror}"
-    except ValueError as error:  # a NUL, or what the system has no bytes for
-        return f"it takes a name that this system can have: {error}"
-    return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +39,19 @@ def reason_of(error: BaseException, longest: int = 200) -> str:
     """Why a library or the system refused, in a few words on one line."""
     text = getattr(error, "strerror", None) or str(error)
     return " ".join(str(text).split())[:longest] or type(error).__name__
+
+
+def named_path(name: str | Path, field: str) -> Path:
+    """The path of a name, be something there or not, where this system can have such a name at all."""
+    try:
+        os.lstat(name)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # what it is wanted for decides whether it must be there
+    except (OSError, ValueError) as error:  # too long, with a NUL, or with what the system has no bytes for
+        raise DataError(
+            f"{field}: {str(name)!r} is not allowed; it takes a name that this system can have: {reason_of(error)}"
+        ) from None
+    return Path(name)
 
 
 def read_bytes(path: Path, field: str, largest: int = LARGEST) -> bytes:

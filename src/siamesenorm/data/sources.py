@@ -14,6 +14,7 @@ from siamesenorm.data.documents import SPLITS, Document, Reading, Source
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import JsonLinesFile, TextFile
 from siamesenorm.data.held_out import split_document
+from siamesenorm.data.reading import named_path
 from siamesenorm.data.stdlib import PythonCorpus
 
 HUB = "hf:"
@@ -49,7 +50,7 @@ def find_sources(
         raise DataError("sources: none given; name a file, a folder, an embedded corpus or hf:NAME")
     found: list[Source] = []
     for name in map(str, names):
-        path = Path(name)
+        path = named_path(name, "source")
         if name.startswith(HUB):
             found.append(HubDataset(name, name.removeprefix(HUB), subset, hub_split))
         elif path.is_dir():

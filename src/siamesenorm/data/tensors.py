@@ -7,14 +7,14 @@ from pathlib import Path
 from torch import Tensor
 
 from siamesenorm.data.errors import DataError
-from siamesenorm.data.reading import reason_of
+from siamesenorm.data.reading import named_path, reason_of
 
 
 def read_tensors(path: Path | str, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file by name, and the texts of its header."""
     from safetensors import safe_open
 
-    if not Path(path).is_file():
+    if not named_path(path, field).is_file():
         raise DataError(f"{field}: {str(path)!r} is not a file; it takes a safetensors file")
     try:
         with safe_open(path, framework="pt") as file:

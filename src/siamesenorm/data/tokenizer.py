@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.errors import DataError
-from siamesenorm.data.reading import read_text
+from siamesenorm.data.reading import named_path, read_text
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|padding|>"
@@ -139,7 +139,7 @@ def load_tokenizer(name: str | Path, eos: str | None = None) -> Tokenizer:
     """
     if str(name) == "byte":
         return _byte_tokenizer(eos)
-    path = Path(name)
+    path = named_path(name, "tokenizer")
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise DataError(

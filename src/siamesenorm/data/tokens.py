@@ -20,6 +20,7 @@ from siamesenorm.data.arrays import array_header
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import LOOK, looks_like_text
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
+from siamesenorm.data.reading import named_path
 from siamesenorm.data.tokenizer import TokenIds, Tokenizer
 
 DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -130,7 +131,7 @@ def open_tokens(
     split: of a prepared folder.
     dtype, eos_id, vocab_size: of raw arrays, which do not say it themselves.
     """
-    paths = [Path(data)] if isinstance(data, (str, Path)) else [Path(part) for part in data]
+    paths = [named_path(part, "data") for part in ([data] if isinstance(data, (str, Path)) else data)]
     if len(paths) == 1 and ((paths[0] / INDEX).is_file() or (paths[0] / PROGRESS).is_dir()):
         return _prepared(paths[0], split)
     if dtype not in DTYPES:

@@ -11,7 +11,7 @@ from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.held_out import NEEDED
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
-from siamesenorm.data.reading import read_object
+from siamesenorm.data.reading import named_path, read_object
 from siamesenorm.data.sources import EMBEDDED
 from siamesenorm.data.texts import is_text, text_tokens
 from siamesenorm.data.tokenizer import FILE, Tokenizer, load_tokenizer, save_tokenizer
@@ -25,12 +25,13 @@ SETTINGS = "tokenizer_config.json"
 
 def is_embedded(name: str) -> bool:
     """Whether a corpus is one that needs no file; a folder of that name goes before it."""
-    return name.partition(":")[0] in EMBEDDED and not Path(name).exists()
+    return name.partition(":")[0] in EMBEDDED and not named_path(name, "data.train").exists()
 
 
 def is_prepared(name: str) -> bool:
     """Whether a corpus is a folder that `siamesenorm data prepare` wrote, finished or not."""
-    return (Path(name) / INDEX).is_file() or (Path(name) / PROGRESS).is_dir()
+    path = named_path(name, "data.train")
+    return (path / INDEX).is_file() or (path / PROGRESS).is_dir()
 
 
 def is_plain_text(name: str) -> bool:
@@ -47,7 +48,7 @@ def open_corpus(name: str, data: TextDataConfig, split: str) -> Tokens:
         if data.tokenizer == "byte":
             return embedded_tokens(name, split)  # kept from one run to the next
         return embedded_tokens(name, split, tokenizer=load_tokenizer(data.tokenizer))
-    if not Path(name).exists():
+    if not named_path(name, "data.train").exists():
         raise DataError(
             f"data.train: {name!r} is neither a file nor a folder nor one of {', '.join(EMBEDDED)}; "
             f"siamesenorm data prepare makes a folder from your text"

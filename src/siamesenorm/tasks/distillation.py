@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.timm_transforms import import_timm
-from siamesenorm.data.reading import reason_of
+from siamesenorm.data.reading import named_path, reason_of
 from siamesenorm.data.tensors import read_tensors
 
 TIMM = "timm:"
@@ -42,7 +41,7 @@ def open_teacher(name: str, weights: str | None, classes: int) -> nn.Module:
 def _run_teacher(name: str) -> nn.Module:
     from siamesenorm.train.trained import open_trained  # a whole run is read, so this one import points upwards
 
-    if not Path(name).is_dir():
+    if not named_path(name, "loss.teacher").is_dir():
         raise DataError(f"loss.teacher: {name!r} is neither a run folder nor {TIMM}NAME")
     return open_trained(name, "classification").model
 

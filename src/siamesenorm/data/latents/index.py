@@ -11,7 +11,7 @@ from pydantic import Field
 from siamesenorm.data.atomic import sha256_matches, write_json
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.index import INDEX, PROGRESS, Entry, FileName, Hash
-from siamesenorm.data.reading import MissingError, read_json, read_model
+from siamesenorm.data.reading import MissingError, named_path, read_json, read_model
 
 FORMAT = "siamesenorm-latents"
 Positive = Annotated[int, Field(ge=1, lt=2**62)]
@@ -59,7 +59,7 @@ class LatentIndex(Entry):
 
 def is_latents(folder: str | Path) -> bool:
     """Whether a folder holds latents, whole or not."""
-    path = Path(folder)
+    path = named_path(folder, "latents")
     try:
         return read_json(path / INDEX, "latents").get("format") == FORMAT
     except (DataError, AttributeError):

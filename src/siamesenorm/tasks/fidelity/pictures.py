@@ -22,6 +22,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.folder import folder_name
 from siamesenorm.data.images.pictures import ENDINGS, decode
+from siamesenorm.data.reading import named_path
 
 Images = NDArray[np.uint8]
 ARRAY, LABELS = "arr_0", "arr_1"
@@ -42,7 +43,7 @@ class Pictures:
 
 def open_pictures(source: str | Path) -> Pictures:
     """The pictures of a folder, its sub-folders included, or of an .npz whose arr_0 is uint8 (images, H, W, 3)."""
-    path = Path(source)
+    path = named_path(source, "pictures")
     if path.is_dir():
         return _folder(path)
     if path.is_file() and path.suffix.lower() == ".npz":
