@@ -10,13 +10,16 @@ from siamesenorm.lab import by_steps
 from siamesenorm.lab.records import Records
 from siamesenorm.lab.statistics import Analysis, Place, beside
 from siamesenorm.lab.verdict import verdict
+from siamesenorm.train.config import RunConfig
 
 
 def show(console: Console, records: Records, analysis: Analysis) -> None:
     """Everything in a screenful."""
     seeds = len(records.seeds)
     spread = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    console.print(Text(f"\nheld-out {analysis.metric}{spread}", style="dim"))
+    inits = {init for run in records.runs if (init := first_weights(run.config))}
+    start = f"; init {inits.pop()}" if len(inits) == 1 else ""
+    console.print(Text(f"\nheld-out {analysis.metric}{spread}{start}", style="dim"))
     console.print(scores(records, analysis))
     for other in beside(records, analysis):
         console.print(Text(f"\nheld-out {other.metric}{spread}", style="dim"))
@@ -71,9 +74,21 @@ def place_text(place: Place | None) -> str:
     return text
 
 
+def first_weights(config: RunConfig) -> str | None:
+    """By which rule the weights of a run started, where its model has a choice."""
+    init, small = getattr(config.model, "init", None), getattr(config.model, "first_logits", "standard") == "small"
+    return f"{init} with small first logits" if init and small else init
+
+
 def notes(records: Records) -> list[str]:
     """What a reader should know of the runs themselves."""
     found = []
+    small = sum(getattr(run.config.model, "first_logits", "standard") == "small" for run in records.runs)
+    if small:
+        found.append(
+            f"{small} of {len(records.runs)} runs start with small first logits, a rule of this library; the published "
+            "rules of each init are first_logits=standard"
+        )
     if records.unfinished:
         found.append(
             f"{len(records.unfinished)} runs are not finished and left out: {', '.join(records.unfinished[:5])}"
