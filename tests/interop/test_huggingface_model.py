@@ -31,7 +31,7 @@ CHANGED = {
     "vocab_size": 71, "dim": 24, "blocks": 2, "heads": 6, "kv_heads": 3, "head_dim": 8, "ffn_dim": 20,
     "activation": "gelu", "norm": "layer", "norm_eps": 1e-6, "norm_affine": False, "norm_bias": True, "bias": True,
     "tied": True, "topology": "hyper:rate=3", "qk_norm": "head", "rope_theta": 5e5, "max_length": 99, "window": 7,
-    "dropout": 0.25, "z_weight": 1e-4, "init": "megatron", "init_std": 0.01,
+    "dropout": 0.25, "z_weight": 1e-4, "init": "megatron", "init_std": 0.01, "first_logits": "small",
     "moe": {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0.02, "z_weight": 0.002},
 }  # fmt: skip
 
@@ -47,6 +47,21 @@ def test_every_field_survives_the_round_trip_through_json(tmp_path):
     assert loaded.to_lm_config() == config
     assert loaded.eos_token_id == 3
     assert SiameseNormConfig.from_lm_config(lm_config()).to_lm_config() == lm_config()
+
+
+@pytest.mark.parametrize("how", ["standard", "small"])
+def test_first_logits_are_always_written_and_older_files_had_them_small(tmp_path, how):
+    SiameseNormConfig.from_lm_config(lm_config(first_logits=how)).save_pretrained(tmp_path)
+    for read in (AutoConfig, SiameseNormConfig):
+        assert read.from_pretrained(tmp_path).first_logits == how
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    assert fields.pop("first_logits") == how
+    file.write_text(json.dumps(fields))
+    for read in (AutoConfig.from_pretrained, SiameseNormConfig.from_pretrained):
+        assert read(tmp_path).to_lm_config() == lm_config(first_logits="small")
+    assert SiameseNormConfig.from_json_file(file).first_logits == "small"
+    assert SiameseNormConfig().first_logits == SiameseNormConfig().to_lm_config().first_logits == "standard"
 
 
 def test_tools_find_the_usual_names():

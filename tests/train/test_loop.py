@@ -187,7 +187,7 @@ def test_a_small_model_learns(tmp_path):
     config = tiny("steps=150", "lr=2e-2", "train.batch_size=16", "dim=32", "evaluation.every=150", "sequences=32")
     result = train(config, tmp_path / "run")
     found = losses(tmp_path / "run")
-    assert found[1] == pytest.approx(5.55, abs=0.15)  # ln 258
+    assert found[1] == pytest.approx(6.05, abs=0.25)  # ln 258, and half a nat for the spread of a head of std 1/sqrt(d)
     assert sum(found[step] for step in range(141, 151)) / 10 < 2.75  # the unigram level is 3.1
     assert result.evaluation["perplexity"] < 20
 

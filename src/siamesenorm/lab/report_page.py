@@ -12,7 +12,7 @@ from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.lab.rows import provenance
 from siamesenorm.lab.statistics import Analysis, Range, beside
-from siamesenorm.lab.tables import notes, place_text, what_is_shown
+from siamesenorm.lab.tables import first_weights, notes, place_text, what_is_shown
 from siamesenorm.lab.verdict import interval_text, short, verdict
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.yaml import write_yaml
@@ -51,6 +51,7 @@ def what_ran(records: Records) -> str:
         *same("{}", (config.task.capitalize() for config in configs)),
         *same("{} blocks", (getattr(config.model, "blocks", None) for config in configs)),
         *same("width {}", (getattr(config.model, "dim", None) for config in configs)),
+        *same("init {}", (first_weights(config) for config in configs)),
         *same("{} steps", (f"{config.steps:,}" for config in configs)),
         *same("{} samples a step", (f"{config.train.batch_size:,}" for config in configs)),
         *same("trained on {}", (corpora(config) for config in configs)),

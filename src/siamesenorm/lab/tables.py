@@ -12,6 +12,7 @@ from siamesenorm.lab import by_steps
 from siamesenorm.lab.records import Records
 from siamesenorm.lab.statistics import Analysis, Place, beside
 from siamesenorm.lab.verdict import verdict
+from siamesenorm.train.config import RunConfig
 
 MOST_VALUES = 6
 """Values of a field that are named."""
@@ -79,6 +80,12 @@ def place_text(place: Place | None) -> str:
     return text
 
 
+def first_weights(config: RunConfig) -> str | None:
+    """By which rule the weights of a run started, where its model has a choice."""
+    init, small = getattr(config.model, "init", None), getattr(config.model, "first_logits", "standard") == "small"
+    return f"{init} with small first logits" if init and small else init
+
+
 def notes(records: Records) -> list[str]:
     """What a reader should know of the runs themselves; also every field that differs, where labels do not say it."""
     found = []
@@ -87,6 +94,12 @@ def notes(records: Records) -> list[str]:
     if hidden or any(name.startswith("data.") for name, _ in records.differences):
         told = ", ".join(f"{name} ({_some(values)})" for name, values in records.differences)
         found.append(f"the runs differ in more than topology, learning rate and seed: {told}")
+    small = sum(getattr(run.config.model, "first_logits", "standard") == "small" for run in records.runs)
+    if small:
+        found.append(
+            f"{small} of {len(records.runs)} runs start with small first logits, a rule of this library; the published "
+            "rules of each init are first_logits=standard"
+        )
     if records.unfinished:
         found.append(
             f"{len(records.unfinished)} runs are not finished and left out: {', '.join(records.unfinished[:5])}"

@@ -63,6 +63,8 @@ class SiameseNormConfig(PreTrainedConfig):
     dropout: float = 0.0
     z_weight: float = 0.0
     init: str = "mitchell"
+    first_logits: str | None = None
+    """As in `LMConfig`; None is its default, or in a config.json from before this field what it was then: small."""
     initializer_range: float = 0.02
     moe: dict[str, Any] | None = None
 
@@ -77,11 +79,18 @@ class SiameseNormConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Resolve what follows from other fields; tools expect numbers here. Another model's fields are refused."""
         self.check_type(kwargs.get("model_type", self.model_type), "config")
+        if self.first_logits is None:
+            is_read = "model_type" in kwargs  # a config.json names it, Python code does not
+            self.first_logits = "small" if is_read else "standard"
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json says: what differs from the defaults, and always how large the first logits are."""
+        return {**super().to_diff_dict(), "first_logits": self.first_logits}
 
     @classmethod
     def get_config_dict(
