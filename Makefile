@@ -38,6 +38,6 @@ docs: $(READY) ## rewrite the tables in README.md and docs/ that come from the c
 	$(BIN)/python docs/refresh.py
 
 clean: ## remove the environment and caches; runs/ stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-lowest .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find src -name '*.so' -delete
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

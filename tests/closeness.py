@@ -6,11 +6,11 @@ ROUNDING = 1e-5
 """Of float32, over some hundred operations; in units of the largest number compared."""
 
 
-def assert_same_but_for_rounding(found, expected, tolerance=ROUNDING, *, scale=None):
+def assert_same_but_for_rounding(found, expected, tolerance=ROUNDING, *, at_least=0.0):
     """Shapes and dtypes are equal, and no number is off by more than `tolerance` times the largest one expected.
 
-    Lists and dictionaries are compared entry by entry, each tensor at its own scale. Where an entry may be nothing
-    but rounding (the gradient of a key's bias is zero on paper), `scale` says what is large.
+    Lists and dictionaries are compared entry by entry, each tensor at its own scale. Where a tensor may be nothing but
+    rounding (the gradient of a key's bias is zero on paper), its scale is `at_least` so much.
     """
     if isinstance(expected, dict):
         assert list(found) == list(expected)
@@ -18,16 +18,15 @@ def assert_same_but_for_rounding(found, expected, tolerance=ROUNDING, *, scale=N
     if isinstance(expected, (list, tuple)):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
-            assert_same_but_for_rounding(one, other, tolerance, scale=scale)
+            assert_same_but_for_rounding(one, other, tolerance, at_least=at_least)
         return
-    size = largest(expected) if scale is None else scale
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * size)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * max(largest(expected), at_least))
 
 
-def largest(numbers):
-    """The largest magnitude of a tensor, or of all tensors in a list or dictionary."""
-    if isinstance(numbers, dict):
-        numbers = list(numbers.values())
-    if isinstance(numbers, (list, tuple)):
-        return max(map(largest, numbers))
-    return torch.as_tensor(numbers).detach().abs().max().item() if torch.as_tensor(numbers).numel() else 0.0
+def assert_same_gradients(found, expected, tolerance=10 * ROUNDING):
+    """Gradients of one loss for many tensors; those far below the largest are compared at a hundredth of it."""
+    assert_same_but_for_rounding(found, expected, tolerance, at_least=max(map(largest, expected)) / 100)
+
+
+def largest(tensor):
+    return tensor.detach().abs().max().item() if tensor.numel() else 0.0

@@ -32,7 +32,7 @@ def assert_outputs_and_gradients(model, outputs, recorded):
         assert_same_but_for_rounding(output, recorded[f"output.{index}"])
         terms = output * torch.randn(output.shape, generator=generator)
         loss, size = loss + terms.sum(), size + terms.detach().norm().item()
-    assert_same_but_for_rounding(loss[None], recorded["output.loss"], scale=size)
+    assert_same_but_for_rounding(loss[None], recorded["output.loss"], at_least=size)
     loss.backward()
     grads, expected = to_official(model, grads=True), part(recorded, "grad.")
     assert grads.keys() == expected.keys()

@@ -40,7 +40,7 @@ def test_cached_decoding_is_a_full_pass(topology):
     cache = DynamicCache(config=model.config)
     pieces = [model(part, past_key_values=cache).logits for part in ids.split([5, 1, 4, 1], dim=1)]
     assert cache.get_seq_length() == ids.shape[1]
-    assert_same_but_for_rounding(torch.cat(pieces, dim=1), full)
+    assert_same_but_for_rounding(torch.cat(pieces, dim=1), full, 1e-4)
 
 
 @pytest.mark.parametrize("window", [None, 4])
