@@ -16,6 +16,7 @@ from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.mask import Visibility
 from siamesenorm.layers.rotary import Turn, rotate, split_and_rotate
 from siamesenorm.residual.base import AttentionNorm, SublayerNeeds, WeightRole
+from siamesenorm.residual.kernels.eager import runs_eager
 from siamesenorm.residual.norms import NormFactory
 
 RoleWeights = Iterator[tuple[WeightRole, Tensor]]
@@ -55,7 +56,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, dropout: float 
         attn_mask=visible.mask,
         dropout_p=dropout,
         is_causal=visible.is_causal,
-        enable_gqa=k.shape[1] != q.shape[1],
+        enable_gqa=bool(k.shape[1] != q.shape[1]),  # a tensor where it is traced
     )
 
 
@@ -101,7 +102,7 @@ class Attention(nn.Module):
     def forward(self, h: Tensor, context: AttentionContext) -> Tensor:
         """(batch, tokens, dim) to the same."""
         batch, tokens, _ = h.shape
-        if tokens == 1 and self.attend is attend and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if not torch.is_grad_enabled() and runs_eager() and tokens == 1 and self.attend is attend:
             o = self.attend_next(*self.project(h), context)
         else:
             q, k, v = self.project_and_turn(h, context.turn)

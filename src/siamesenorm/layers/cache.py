@@ -33,8 +33,10 @@ class KeyValueCache:
         self.padding: Tensor | None = None
         self.turns: Turn | None = None
 
-    def check_room(self, tokens: int) -> None:
-        """Raise where so many more tokens do not fit."""
+    def check_room(self, rows: int, tokens: int) -> None:
+        """Raise where so many more tokens of so many rows do not fit."""
+        if rows != (made := self.keys[0].shape[0]):
+            raise ValueError(f"cache: it was made for {made} rows, {rows} are given")
         if self.length + tokens > self.max_length:
             raise ValueError(f"cache: {self.length + tokens} tokens do not fit into max_length = {self.max_length}")
 

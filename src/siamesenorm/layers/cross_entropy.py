@@ -62,12 +62,21 @@ def linear_cross_entropy(
 
 def plain(hidden: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, ignore: int, z_weight: float) -> Tensor:
     """The same with all logits at once, in ordinary operators: for transforms, traces and second derivatives."""
-    logits = F.linear(hidden, weight)
+    return _of_logits(F.linear(hidden, weight), labels, counted, ignore, z_weight)
+
+
+def _of_logits(logits: Tensor, labels: Tensor, counted: Tensor, ignore: int, z_weight: float) -> Tensor:
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = F.cross_entropy(logits, labels, ignore_index=ignore, reduction="none")
     if z_weight:
         losses = losses + z_weight * logits.logsumexp(-1).square().where(labels != ignore, 0)
     return losses.sum() / counted
+
+
+def logits_cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, z_weight: float = 0.0) -> Tensor:
+    """`linear_cross_entropy` where the logits are there already, because somebody wants to see them: the mean."""
+    rows, flat = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    return _of_logits(rows, flat, (flat != ignore_index).sum().clamp(min=1), ignore_index, z_weight)
 
 
 def token_losses(

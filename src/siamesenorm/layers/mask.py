@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.jit._trace import is_tracing
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,17 @@ def visibility(
     document_ids: (batch, keys); tokens see their own document only.
     padding: (batch,) how many tokens at the left of each row are filling. A filling token sees itself, so that
     no row of the softmax is empty.
-    A mask is made only where SDPA's own causal form, or no mask, does not say the same.
+    A mask is made only where SDPA's own causal form, or no mask, does not say the same (in a trace, which also serves
+    other lengths: where it never does).
     """
-    if window is not None and window >= keys:
+    traced = is_tracing()
+    if window is not None and not traced and window >= keys:
         window = None
     if document_ids is None and padding is None:
-        if queries == 1:
-            return Visibility(last_keys=window)
         if queries == keys and window is None:
             return Visibility(is_causal=True)
+        if queries == 1 and not traced:
+            return Visibility(last_keys=window)
     key = torch.arange(keys, device=device)
     query = key[keys - queries :, None]
     mask = query >= key

@@ -18,6 +18,7 @@ from siamesenorm.layers.kernels import decode
 from siamesenorm.layers.kernels.swiglu import swiglu
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.residual.base import WeightRole
+from siamesenorm.residual.hooks import has_hooks
 from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION
 from siamesenorm.residual.norms import NormFactory
 
@@ -35,6 +36,16 @@ class RouterStats(NamedTuple):
     """(experts,) counts, whole numbers that sum to tokens · k."""
     router_entropy: Tensor
     """Mean entropy of the router's distribution in nats, ln(experts) at most."""
+
+
+class Router(nn.Linear):
+    """Tokens to logits of the experts, in float32 (float64 for float64 input), also under autocast."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(tokens, dim) to (tokens, experts)."""
+        with _no_autocast(input):
+            precise = torch.float32 if input.dtype in LOW_PRECISION else input.dtype
+            return F.linear(input.to(precise), self.weight.to(precise))
 
 
 class MoE(nn.Module):
@@ -78,7 +89,7 @@ class MoE(nn.Module):
         self.dim, self.hidden, self.experts, self.top_k = dim, hidden, experts, top_k
         self.activation, self.normalize_top_k = activation, normalize_top_k
         inner = 2 * hidden if activation == "swiglu" else hidden
-        self.router = nn.Linear(dim, experts, bias=False)
+        self.router = Router(dim, experts, bias=False)
         self.w_in = nn.Parameter(torch.empty(experts, inner, dim))
         self.w_out = nn.Parameter(torch.empty(experts, dim, hidden))
         self.b_in = nn.Parameter(torch.empty(experts, inner)) if bias else None
@@ -120,9 +131,8 @@ class MoE(nn.Module):
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits and log-probabilities, (tokens, experts); weights and indices of the chosen experts, (tokens, k)."""
+        logits = self.router(tokens)
         with _no_autocast(tokens):
-            precise = torch.float32 if tokens.dtype in LOW_PRECISION else tokens.dtype
-            logits = F.linear(tokens.to(precise), self.router.weight.to(precise))
             log_p = logits.log_softmax(-1)
             weights, chosen = log_p.topk(self.top_k, dim=-1)
             weights = weights.exp()
@@ -133,6 +143,8 @@ class MoE(nn.Module):
     def _few_tokens(self, tokens: Tensor) -> tuple[Tensor, RouterStats] | None:
         """Decoding: on CPU, all of `forward` in one compiled step, where that exists."""
         if self.activation != "swiglu" or self.out_norm is not None:
+            return None
+        if type(self.router) is not Router or has_hooks(self.router):
             return None
         weights = (self.router.weight, self.w_in, self.b_in, self.w_out, self.b_out)
         few = decode.experts(tokens, self.top_k, self.normalize_top_k, *weights)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from siamesenorm.residual.hooks import has_hooks
+
 
 class PatchEmbedding(nn.Module):
     """(batch, channels, height, width) to (batch, patches, dim), row by row; the weight is that of a convolution."""
@@ -16,6 +18,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """As a convolution whose stride is its width, which is one product of all patches with the weight."""
+        if type(self.proj) is not nn.Conv2d or has_hooks(self.proj):
+            return self.proj(image).flatten(2).transpose(1, 2)
         weight = self.proj.weight
         return F.linear(cut_patches(image, self.patch_size), weight.flatten(1), self.proj.bias)
 

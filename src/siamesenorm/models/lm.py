@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.jit._trace import is_tracing
 
 from siamesenorm.layers.attention import Attention, AttentionContext
 from siamesenorm.layers.cache import KeyValueCache
-from siamesenorm.layers.cross_entropy import linear_cross_entropy
-from siamesenorm.layers.linear import linear
+from siamesenorm.layers.cross_entropy import linear_cross_entropy, logits_cross_entropy
+from siamesenorm.layers.linear import Linear, linear
 from siamesenorm.layers.mask import document_positions, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
@@ -22,6 +23,7 @@ from siamesenorm.models.init import Around, init_lm
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual import Place, Residual
+from siamesenorm.residual.hooks import has_hooks
 
 
 @dataclass
@@ -75,7 +77,7 @@ class LanguageModel(Stack):
                 residual,
                 lambda first, second, links: Block(self._attention(first), self._ffn(second), links, residual),
             )
-            self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
+            self.head = None if config.tied else Linear(config.dim, config.vocab_size, bias=False)
         if device.type != "meta":
             self.to_empty(device=device)
             self.init_weights(seed)
@@ -161,12 +163,12 @@ class LanguageModel(Stack):
         cache: KeyValueCache | None = None,
     ) -> AttentionContext:
         """What all attentions of one pass share: rotary angles, who sees whom, the cache."""
-        (_, tokens), device, past = input_ids.shape, input_ids.device, cache.length if cache is not None else 0
+        (rows, tokens), device, past = input_ids.shape, input_ids.device, cache.length if cache is not None else 0
         if past + tokens > self.config.max_length:
             raise ValueError(f"input_ids: {past + tokens} tokens are more than max_length = {self.config.max_length}")
         padding = None if attention_mask is None else left_padding(attention_mask)
         if cache is not None:
-            cache.check_room(tokens)
+            cache.check_room(rows, tokens)
             if past == 0:
                 cache.padding = padding
             padding = cache.padding
@@ -211,11 +213,15 @@ class LanguageModel(Stack):
             hidden = hidden[:, keep]
         elif keep is not None:
             hidden = hidden[:, hidden.shape[1] - keep :]
-        return linear(hidden, self.head_weight)
+        return linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
     def _add_loss(self, output: LMOutput, labels: Tensor) -> None:
         z_weight = self.config.z_weight if self.training else 0.0  # held-out losses are plain, as perplexity needs them
-        loss = linear_cross_entropy(output.hidden, self.head_weight, labels, z_weight=z_weight)
+        if self.head is not None and (type(self.head) is not Linear or has_hooks(self.head)):
+            # An adapter or a hook sits on the head: only calling it is right.
+            loss = logits_cross_entropy(self.head(output.hidden), labels, z_weight=z_weight)
+        else:
+            loss = linear_cross_entropy(output.hidden, self.head_weight, labels, z_weight=z_weight)
         output.cross_entropy = loss.detach()
         if self.config.moe is not None and output.experts:
             layers = len(output.experts)
@@ -242,4 +248,4 @@ def left_padding(attention_mask: Tensor) -> Tensor | None:
     index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     if not torch.equal(index >= padding[:, None], attention_mask != 0):
         raise ValueError("attention_mask: zeros are allowed at the left of a row only")
-    return padding if bool(padding.any()) else None
+    return padding if is_tracing() or bool(padding.any()) else None  # a trace must serve rows with filling too

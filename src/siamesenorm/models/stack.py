@@ -8,23 +8,34 @@ machine by itself. What the models say themselves is which sublayers they have, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from siamesenorm.residual import Place, Topology
 from siamesenorm.residual.flow import Streams, output_of
-from siamesenorm.residual.hooks import KINDS
+from siamesenorm.residual.hooks import KINDS, everywhere, has_hooks
 
 Context = Any
 """What all blocks of one pass share: angles and masks, a condition, or nothing."""
 
 
+class Behind(NamedTuple):
+    """What stands behind a block's streams in what hooks on the block see of its output."""
+
+    layout: Any
+    """How the streams, a flat tuple of tensors there, are nested."""
+    reported: tuple[Any, ...]
+    """What the FFN returned beside its output."""
+
+
 class Block(nn.Module):
     """Attention and FFN with their links: ``streams, reported = block(streams, context)``.
 
-    What an FFN returns beside its output (an MoE's statistics) is reported.
+    What an FFN returns beside its output (an MoE's statistics) is reported. Hooks on a block see the streams as plain
+    tensors, however the topology nests them: ``hook(block, tensors, (*tensors, behind))``.
     """
 
     def __init__(self, attention: nn.Module, ffn: nn.Module, links: Iterable[nn.Module], topology: Topology) -> None:
@@ -47,8 +58,22 @@ class Block(nn.Module):
         """What the FFN makes of its reading."""
         return self.ffn(h)
 
-    def forward(self, streams: Streams, context: Context = None) -> tuple[Streams, tuple[Any, ...]]:
+    def __call__(self, streams: Streams, context: Context = None) -> tuple[Streams, tuple[Any, ...]]:
         """The streams behind the block, and what its FFN reports."""
+        if not has_hooks(self):
+            return self.run(streams, context)
+        tensors, layout = pytree.tree_flatten(streams)
+        *tensors, behind = super().__call__(*tensors, layout=layout, context=context)
+        return pytree.tree_unflatten(tensors, behind.layout), behind.reported
+
+    def forward(self, *streams: Tensor, layout: Any, context: Context = None) -> tuple[Tensor | Behind, ...]:
+        """The call as hooks see it."""
+        carried, reported = self.run(pytree.tree_unflatten(streams, layout), context)
+        tensors, layout = pytree.tree_flatten(carried)
+        return *tensors, Behind(layout, reported)
+
+    def run(self, streams: Streams, context: Context) -> tuple[Streams, tuple[Any, ...]]:
+        """The call inside of hooks: compiled where it is and nothing else than then is asked for."""
         if self._compiled is not None and self._hooks_then == self._hooks():
             return self._compiled(streams, context)
         return self.pure(streams, context)
@@ -56,7 +81,7 @@ class Block(nn.Module):
     def pure(self, streams: Streams, context: Context) -> tuple[Streams, tuple[Any, ...]]:
         """The function itself, as it is compiled."""
         first, last = self.links
-        streams, h = first.read(streams)  # type: ignore[operator]
+        streams, h = first(streams)
         streams, h = self.between(streams, *output_of(self.attend(h, context)))
         result = self.feed(h, context)
         streams = last.add(streams, *output_of(result))  # type: ignore[operator]
@@ -71,8 +96,9 @@ class Block(nn.Module):
         self._hooks_then = self._hooks()
 
     def _hooks(self) -> list[int]:
-        """How many hooks hang on each module inside."""
-        return [sum(len(vars(m)[kind]) for kind in KINDS) for child in self.children() for m in child.modules()]
+        """How many hooks hang on each module inside, and on all there are."""
+        inside = [sum(len(vars(m)[kind]) for kind in KINDS) for child in self.children() for m in child.modules()]
+        return [*inside, sum(map(len, everywhere()))]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not compiled yet."""

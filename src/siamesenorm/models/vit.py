@@ -121,7 +121,7 @@ class VisionTransformer(Stack):
         positions = self.positions((image.shape[-2], image.shape[-1]))
         patches = self.patch_embed(image)
         prefix = [token for token in (self.cls_token, self.dist_token) if token is not None]
-        x = torch.cat([*(token.expand(len(patches), -1, -1) for token in prefix), patches], dim=1) + positions
+        x = torch.cat([*(token.expand(patches.shape[0], -1, -1) for token in prefix), patches], dim=1) + positions
         return F.dropout(x, self.config.dropout, self.training) if self.config.dropout else x
 
     def positions(self, shape: tuple[int, int]) -> Tensor:

@@ -76,6 +76,10 @@ class Link(nn.Module):
         super().__init__()
         self.drop = None
 
+    def forward(self, streams: Streams) -> tuple[Streams, Tensor]:
+        """`read`, by a call: so that hooks on a link see what its sublayer sees."""
+        return self.read(streams)
+
     def read(self, streams: Streams) -> tuple[Streams, Tensor]:
         """The streams (changed where the equation changes them before the sublayer) and what the sublayer sees."""
         raise NotImplementedError
@@ -99,7 +103,7 @@ class Link(nn.Module):
 
     def draw(self, output: Tensor, gate: Tensor | None = None) -> Keep:
         """One draw of this link's dropout and stochastic depth, for all streams, times a gate if there is one."""
-        keep = None if self.drop is None else self.drop.draw(output)
+        keep = None if self.drop is None else self.drop(output)
         return gate if keep is None else keep if gate is None else keep * gate
 
     def dropped(self, update: Tensor, keep: Keep = None) -> Tensor:
@@ -116,7 +120,7 @@ class Step:
 
     def __call__(self, streams: Streams, output: Tensor, gate: Tensor | None = None) -> tuple[Streams, Tensor]:
         """The streams and what the next sublayer sees."""
-        return self.following.read(self.last.add(streams, output, gate))
+        return self.following(self.last.add(streams, output, gate))
 
 
 class Topology(NeedsOnOffer, nn.Module):
@@ -224,7 +228,7 @@ class Topology(NeedsOnOffer, nn.Module):
         """Run the whole stack: every sublayer is called as ``sublayer(h, *args, **kwargs)``."""
         self.check_needs()
         self.check_input(x)
-        streams, h = self.links[0].read(self.open(x))  # type: ignore[operator]
+        streams, h = self.links[0](self.open(x))
         run = 0
         for sublayer in sublayers:
             if run == len(self.links):

@@ -78,7 +78,7 @@ class Flow:
                 f"{self.topology.name}: the stack has {len(self.topology.links)} sublayers, one more was run"
             )
         self._check_written()
-        self._streams, h = self.topology.links[self.index].read(self._streams)  # type: ignore[operator]
+        self._streams, h = self.topology.links[self.index](self._streams)
         self._read = h.shape
         return h
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -9,7 +11,12 @@ KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 
 def has_hooks(*modules: nn.Module | None) -> bool:
     """Whether any of the modules has hooks or a `forward` of its own, or every module has hooks."""
-    if any(getattr(nn.modules.module, f"_global{kind}") for kind in KINDS):
+    if any(everywhere()):
         return True
     present = [vars(module) for module in modules if module is not None]
     return any("forward" in own or any(own[kind] for kind in KINDS) for own in present)
+
+
+def everywhere() -> list[dict[int, Any]]:
+    """The hooks that hang on every module there is, by kind."""
+    return [getattr(nn.modules.module, f"_global{kind}") for kind in KINDS]

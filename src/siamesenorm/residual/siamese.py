@@ -96,8 +96,8 @@ class PairLink(Link):
 
     def read(self, streams: Pair) -> tuple[Pair, Tensor]:
         """N_in(g * X + N_Y(Y)), in the parts' own words."""
-        X, seen_x = self.x.read(streams[0])
-        Y, seen_y = self.y.read(streams[1])
+        X, seen_x = self.x(streams[0])
+        Y, seen_y = self.y(streams[1])
         seen = (seen_x if self.gain is None else self.gain * seen_x) + seen_y
         return (X, Y), seen if self.input_norm is None else self.input_norm(seen)
 
@@ -224,9 +224,7 @@ class FusedStep(Step):
         self.norms = self._norms(last, following)
         kinds = {type(None): ABSENT, RMSNorm: RMS, LayerNorm: LAYER}
         self.kinds = [kinds[type(norm)] for norm in self.norms]
-        self.eps = [0.0 if norm is None else norm.eps for norm in self.norms]
-        self.scale = float(last.scale)
-        self.watched = (last, last.x, last.y, following, following.x, following.y)
+        self.writing, self.reading = (last, last.x, last.y), (following, following.x, following.y)
 
     @staticmethod
     def fits(last: PairLink, following: PairLink) -> bool:
@@ -261,14 +259,17 @@ class FusedStep(Step):
         if not ordinary or not takes(x, y, output, parameters, gate) or self.seen():
             return super().__call__(streams, output, gate)
         output = self.last.dropped(output, self.last.draw(output, gate))
-        x, y, h = siamese_step(x, y, output, self.scale, tuple(parameters), self.kinds, self.eps)
+        eps = [0.0 if norm is None else norm.eps for norm in self.norms]
+        x, y, h = siamese_step(x, y, output, float(self.last.scale), tuple(parameters), self.kinds, eps)
         return (x, y), h
 
     def seen(self) -> bool:
         """Whether somebody watches or has exchanged a norm or a link that the operator would pass by."""
         if any(a is not b for a, b in zip(self.norms, self._norms(self.last, self.following), strict=True)):
             return True
-        return has_hooks(*self.norms) or any("read" in vars(link) or "write" in vars(link) for link in self.watched)
+        if any("write" in vars(link) for link in self.writing) or any("read" in vars(link) for link in self.reading):
+            return True
+        return has_hooks(*self.norms, *self.reading)
 
 
 def _kinds(places: list[Place]) -> list[list[str]]:

@@ -91,7 +91,7 @@ class SiameseNormBlock(GradientCheckpointingLayer):
         """
         first, last = self.links
         with offloaded(self.links):
-            carried, h = first.read(pytree.tree_unflatten(streams, layout))  # type: ignore[operator]
+            carried, h = first(pytree.tree_unflatten(streams, layout))
             carried, h = self.between(carried, self.attention(h, turn, mask, past_key_values, options)[0])
             result = self.ffn(h)
             output, *reported = result if isinstance(result, tuple) else (result,)
@@ -113,15 +113,17 @@ class HiddenState(nn.Module):
 def offloaded(module: nn.Module) -> Iterator[None]:
     """Bring the parameters that links hold themselves, where accelerate keeps weights elsewhere between calls.
 
-    Its hooks run around `forward`; links have `read` and `write` instead.
+    It wraps `forward`; what links hold is needed from `read` to `write`, so the wrapping is off meanwhile.
     """
     silent: list[Any] = [
         part for part in module.modules() if isinstance(part, (Link, Topology)) and hasattr(part, "_hf_hook")
     ]
-    for part in silent:
-        part._hf_hook.pre_forward(part)
+    wrapped = [vars(part).pop("forward") for part in silent]
     try:
+        for part in silent:
+            part._hf_hook.pre_forward(part)
         yield
     finally:
-        for part in silent:
+        for part, forward in zip(silent, wrapped, strict=True):
             part._hf_hook.post_forward(part, None)
+            part.forward = forward

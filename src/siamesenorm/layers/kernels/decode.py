@@ -56,6 +56,7 @@ class DecodeArgs(Structure):
 
 
 def _decodes(*tensors: Tensor | None) -> bool:
+    """Asked before any size is: a graph that is recorded must not hang on sizes for what it does not run."""
     return (
         not torch.is_grad_enabled()
         and runs_eager(*tensors)
@@ -66,7 +67,7 @@ def _decodes(*tensors: Tensor | None) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """``x @ weight.T + bias`` for a few rows."""
-    if weight.dim() != 2 or x.numel() > FEW_ROWS * x.shape[-1] or not _decodes(x, weight, bias):
+    if not _decodes(x, weight, bias) or weight.dim() != 2 or x.numel() > FEW_ROWS * x.shape[-1]:
         return None
     return operators.few_rows_linear(x, weight, bias)
 
@@ -96,7 +97,7 @@ def experts(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """A mixture of SwiGLU experts on a few tokens: output, (balance loss, z-loss, entropy), slots of each expert."""
     weights = (router, w_in, b_in, w_out, b_out)
-    if tokens.shape[0] * top_k > FEW_SLOTS or not _decodes(tokens, *weights):
+    if not _decodes(tokens, *weights) or tokens.shape[0] * top_k > FEW_SLOTS:
         return None
     return operators.few_tokens_experts(tokens, top_k, normalize, *weights)
 
@@ -136,7 +137,7 @@ def attention(
     head_dim), holding `length` tokens; the turned key and the value are written behind them. first: the first token
     that is seen.
     """
-    if q.shape[1] != 1 or cos.numel() != q.shape[3] or not _decodes(q, k, v, cos, sin, keys, values):
+    if not _decodes(q, k, v, cos, sin, keys, values) or q.shape[1] != 1 or cos.numel() != q.shape[3]:
         return None
     return operators.next_token_attention(q, k, v, cos, sin, keys, values, length, first)
 

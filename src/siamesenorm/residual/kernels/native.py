@@ -101,7 +101,7 @@ def pointer(tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = to
 
 def strided(tensor: Tensor, shape: Sequence[int]) -> int:
     """The same of a tensor whose last dimension lies in one piece, while others may have strides of their own."""
-    if tuple(tensor.shape) != tuple(shape) or (tensor.shape[-1] > 1 and tensor.stride(-1) != 1):
+    if tuple(tensor.shape) != tuple(shape) or (tensor.shape[-1] > 1 and tensor.numel() and tensor.stride(-1) != 1):
         raise RuntimeError(
             f"kernel: a tensor of shape {tuple(shape)}, rows in one piece, is needed, got {_about(tensor)}"
         )

@@ -105,7 +105,7 @@ def _forward(x: Tensor, y: Tensor, output: Tensor, scale: float, *rest: Any) -> 
     x, y, output, parameters = x.contiguous(), y.contiguous(), output.contiguous(), [*map(native.whole, parameters)]
     next_x, y1, h = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
     x1 = torch.empty_like(x) if kinds[0] else x.new_empty(0)
-    stats = x.new_empty(6, *x.shape[:-1])
+    stats = x.new_zeros(6, *x.shape[:-1])  # not all are written: an absent norm has none, RMSNorm no mean
     arguments = _arguments(
         x,
         stats,
