@@ -21,11 +21,12 @@ from siamesenorm.cli import main
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.harness import TASKS, load_checkpoint, local_tasks
+from siamesenorm.interop.harness import load_checkpoint
 from siamesenorm.interop.huggingface import byte_tokenizer, export
 from siamesenorm.interop.perplexity import TextScore, Window, check_stride, score_text, windows_over
 from siamesenorm.tasks.harness import check_tasks, directions_of
 from siamesenorm.tasks.harness import run_tasks as run_tasks_in_training
+from siamesenorm.tasks.harness_tasks import TASKS, local_tasks
 from train.small_runs import SMALL
 
 from .huggingface_models import causal_lm, language_model
@@ -293,7 +294,7 @@ def bad_input(capsys, *arguments: str) -> str:
 
 
 def test_bad_input_is_one_sentence(checkpoint, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("siamesenorm.interop.lm_eval_tasks.olmo.data_folder", lambda: None)
+    monkeypatch.setattr("siamesenorm.tasks.lm_eval_tasks.olmo.data_folder", lambda: None)
     folder, text = str(checkpoint), tmp_path / "text.txt"
     assert "nothing to do" in bad_input(capsys, folder)
     assert "is not there" in bad_input(capsys, folder, "--text", str(text))
@@ -319,7 +320,7 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path, capsys, monkeypatch):
 @pytest.mark.usefixtures("installed")
 def test_unknown_local_task_is_named(checkpoint, capsys, monkeypatch):
     manager = TaskManager(include_path=TASKS, include_defaults=False)
-    monkeypatch.setattr("siamesenorm.interop.harness.task_manager", lambda names: manager)
+    monkeypatch.setattr("siamesenorm.tasks.harness_tasks.task_manager", lambda names: manager)
     assert "did you mean olmo_arc_easy?" in bad_input(capsys, str(checkpoint), "--tasks", "olmo_arc_esy")
 
 

@@ -70,6 +70,7 @@ def evaluate(
         from siamesenorm.interop import harness
         from siamesenorm.interop.errors import InteropError
         from siamesenorm.interop.perplexity import check_stride
+        from siamesenorm.tasks.harness_tasks import resolve_tasks
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
@@ -89,7 +90,7 @@ def evaluate(
         raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both, or the folder of a run")
     with loading():
         harness.require_eval(tasks=bool(names))
-    names = harness.resolve_tasks(names)
+    names = resolve_tasks(names)
     texts = [(path, read_text(path)) for path in text or []]
     started = time.time()
     if is_run:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from siamesenorm.data.reading import read_object
+from siamesenorm.data.torchvision_ops import check_torchvision
 from siamesenorm.interop.errors import InteropError, read_by_others
-from siamesenorm.interop.torchvision_ops import check_torchvision
 from siamesenorm.models.fingerprint import weights_hash
 
 

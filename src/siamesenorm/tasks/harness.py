@@ -13,6 +13,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.models.generation import before, ends_with, generate
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.tasks import harness_tasks
 from siamesenorm.tasks.likelihood import likelihoods, score_rows
 
 SAMPLES = "samples"
@@ -27,18 +28,16 @@ def check_tasks(names: Sequence[str]) -> None:
         raise DataError(
             "evaluation.lm_eval: needs the package 'lm_eval'; install it with pip install 'siamesenorm[eval]'"
         )
-    interop = importlib.import_module("siamesenorm.interop.harness")
     try:
-        interop.resolve_tasks(names)
+        harness_tasks.resolve_tasks(names)
     except ValueError as error:
         raise DataError(f"evaluation.lm_eval: {str(error).removeprefix('tasks: ')}") from None
 
 
 def directions_of(names: Sequence[str]) -> dict[str, bool]:
     """Whether more is better, of every metric of tasks, which are loaded for it, as ``lm_eval/TASK/METRIC``."""
-    interop = importlib.import_module("siamesenorm.interop.harness")
     try:
-        found: dict[str, dict[str, bool]] = interop.task_directions(interop.resolve_tasks(names))
+        found: dict[str, dict[str, bool]] = harness_tasks.task_directions(harness_tasks.resolve_tasks(names))
     except (OSError, ValueError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"evaluation.lm_eval: {reason}") from None
@@ -54,9 +53,8 @@ def run_tasks(
     """
     api = importlib.import_module("lm_eval.api.model")
     evaluator = importlib.import_module("lm_eval.evaluator")
-    interop = importlib.import_module("siamesenorm.interop.harness")
-    adapter, wanted = make_adapter(api.LM, model, tokenizer, max_length), interop.resolve_tasks(names)
-    found = evaluator.simple_evaluate(model=adapter, tasks=wanted, task_manager=interop.task_manager(wanted))
+    adapter, wanted = make_adapter(api.LM, model, tokenizer, max_length), harness_tasks.resolve_tasks(names)
+    found = evaluator.simple_evaluate(model=adapter, tasks=wanted, task_manager=harness_tasks.task_manager(wanted))
     figures = {f"lm_eval/{task}/{SAMPLES}": float(count["effective"]) for task, count in found["n-samples"].items()}
     directions: dict[str, bool] = {}
     for task, metrics in found["results"].items():

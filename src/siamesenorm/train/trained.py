@@ -14,7 +14,7 @@ from siamesenorm.data.reading import reason_of
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.models.lm import LanguageModel
-from siamesenorm.tasks import find_task
+from siamesenorm.tasks import distillation, find_task
 from siamesenorm.tasks.corpora import load_saved_tokenizer, tokenizer_of
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
@@ -64,6 +64,9 @@ def open_trained(folder: Path | str, task: str | None = None) -> Trained:
             model.to_empty(device="cpu")
         step = _load_checkpoint(model, config, run)
     return Trained(model.requires_grad_(False).eval(), config, step, run.path)
+
+
+distillation.RUNS[:] = [lambda folder: open_trained(folder, "classification").model]
 
 
 def _empty_model(config: RunConfig) -> nn.Module:

@@ -18,7 +18,7 @@ from siamesenorm.data.images.transforms import Interpolation, Scale, Seen
 
 def import_timm(module: str, purpose: str) -> Any:
     """A module of timm."""
-    from siamesenorm.interop.torchvision_ops import check_torchvision
+    from siamesenorm.data.torchvision_ops import check_torchvision
 
     check_torchvision()
     return import_extra(module, purpose, "vision")

@@ -5,7 +5,7 @@ pipeline = ResidualDiTPipeline.from_pretrained("digits/")
 pipeline(class_labels=[3, "7"], guidance_scale=2.0).images[0]
 """
 
-from siamesenorm.interop.torchvision_ops import check_torchvision
+from siamesenorm.data.torchvision_ops import check_torchvision
 
 try:
     check_torchvision()

@@ -8,7 +8,7 @@
     model = timm.create_model("deit_tiny_patch16_224_siamese", num_classes=10, drop_path_rate=0.1)
 """
 
-from siamesenorm.interop.torchvision_ops import check_torchvision
+from siamesenorm.data.torchvision_ops import check_torchvision
 
 try:
     check_torchvision()

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from siamesenorm.interop import torchvision_ops
-from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.torchvision_ops import ADDED, COMMAND, check_torchvision, main, mend
+from siamesenorm.data import torchvision_ops
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.torchvision_ops import ADDED, COMMAND, check_torchvision, main, mend
 
 WANTING = (
     "importlib.import_module('siamesenorm.interop.huggingface')",
@@ -46,8 +46,8 @@ def test_transformers_and_timm_import_on_their_own():
 
 
 def test_whoever_wants_torchvision_says_what_is_wrong_with_it(mismatched):
-    code = f"import importlib\nfrom siamesenorm.interop.errors import InteropError\nfor each in {WANTING!r}:\n"
-    code += "    try:\n        eval(each)\n    except InteropError as error:\n        print(error)\n"
+    code = f"import importlib\nfrom siamesenorm.data.errors import DataError\nfor each in {WANTING!r}:\n"
+    code += "    try:\n        eval(each)\n    except DataError as error:\n        print(error)\n"
     sentence = "torchvision was built for another torch (operator torchvision::nms does not exist); "
     sentence += f"install both from the same place, or run {COMMAND} once"
     assert run(code, mismatched.parent).splitlines() == [sentence] * len(WANTING)
@@ -101,7 +101,7 @@ def test_a_failed_import_is_said_with_its_own_words(tmp_path, monkeypatch):
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('other words')")
     found_first(tmp_path, monkeypatch)
-    with pytest.raises(InteropError, match=r"another torch \(other words\)"):
+    with pytest.raises(DataError, match=r"another torch \(other words\)"):
         check_torchvision()
 
 

@@ -5,7 +5,7 @@ torchvision::nms does not exist", because it describes the shapes of operators t
 import of what takes torchvision where it finds it: timm, transformers, diffusers. The cure is a torchvision from where
 torch came from. Where there is none::
 
-    python -m siamesenorm.interop.torchvision_ops
+    python -m siamesenorm.data.torchvision_ops
 
 adds to the installed torchvision the lines that declare these operators. Calling them stays an error; nothing of image
 classification does.
@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 
 from siamesenorm.data.atomic import whole_file
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.data.errors import DataError
 
-COMMAND = "python -m siamesenorm.interop.torchvision_ops"
+COMMAND = "python -m siamesenorm.data.torchvision_ops"
 ADDED = f"""
 
 # Added by {COMMAND}: operators whose shapes _meta_registrations.py describes.
@@ -39,7 +39,7 @@ def check_torchvision() -> None:
     try:
         import torchvision  # noqa: F401
     except RuntimeError as error:
-        raise InteropError(
+        raise DataError(
             f"torchvision was built for another torch ({error}); install both from the same place, "
             f"or run {COMMAND} once"
         ) from None
