@@ -99,16 +99,20 @@ def test_grids_that_differ_in_data_name_every_difference(tmp_path):
     for name, digest, dim in (("one", "aa", 64), ("two", "bb", 96)):
         facts = {**FACTS, "data": {f"/{name}/corpus": digest * 32}}
         for topology in ("pre", "siamese"):
-            overrides = (f"data.train=[/{name}/corpus]", f"model.dim={dim}", "model.heads=4")
+            overrides = (f"data.train=[/{name}/corpus]", f"model.dim={dim}", f"sequence_length={dim // 2}")
             write_run(tmp_path / name, topology, overrides=overrides, facts=facts)
     records = read_records(find_runs([tmp_path]))
-    assert records.groups == ["train=corpus@aaaaaaaa", "train=corpus@bbbbbbbb"]
+    assert records.groups == [
+        "train=corpus@aaaaaaaa sequence_length=32",
+        "train=corpus@bbbbbbbb sequence_length=48",
+    ]
     assert dict(records.differences) == {
         "data.train": ("corpus@aaaaaaaa", "corpus@bbbbbbbb"),
+        "data.sequence_length": ("32", "48"),
         "model.dim": ("64", "96"),
     }
     (told,) = notes(records)
-    assert "data.train (corpus@aaaaaaaa, corpus@bbbbbbbb), model.dim (64, 96)" in told
+    assert "data.train (corpus@aaaaaaaa, corpus@bbbbbbbb), data.sequence_length (32, 48), model.dim (64, 96)" in told
 
 
 def test_the_same_data_under_two_names_are_one_setting(tmp_path):

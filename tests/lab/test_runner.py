@@ -246,13 +246,11 @@ def test_a_text_of_which_too_little_can_be_held_out_is_refused(tmp_path, text):
 
 
 def test_too_little_held_out_is_refused_before_training(tmp_path):
-    with pytest.raises(
-        ConfigError, match="evaluation: 64 held-out tokens are too few to compare loss by; it takes 4,096"
-    ):
+    with pytest.raises(ConfigError, match="evaluation: 64 tokens are too few to compare loss by; it takes 4,096"):
         prepare_grid(tiny_grid("evaluation.sequences=4"), tmp_path / "out")
-    with pytest.raises(ConfigError, match="20 held-out questions are too few to compare arithmetic by; it takes 100"):
+    with pytest.raises(ConfigError, match="20 questions are too few to compare arithmetic by; it takes 100"):
         prepare_grid(tiny_grid("evaluation.arithmetic=20"), tmp_path / "out", "arithmetic")
-    with pytest.raises(ConfigError, match="50 held-out images are too few to compare accuracy by; it takes 100"):
+    with pytest.raises(ConfigError, match="50 images are too few to compare accuracy by; it takes 100"):
         prepare_grid(Grid("deit-digits", ("pre",), (1e-2,), overrides=("images=50",)), tmp_path / "out", "accuracy")
     assert not (tmp_path / "out").exists()
 

@@ -281,6 +281,11 @@ def test_every_verdict_says_what_was_held_out_how_many_seeds_and_which_first_wei
     assert "held-out tokens (how many is not recorded), 1 seed; first weights: init=normal, init_std=0.02." in last
 
 
+def test_a_size_that_is_no_number_is_not_recorded(tmp_path):
+    write_run(tmp_path, "pre", held_out={"tokens": float("nan"), "images": "many"})
+    assert "(how many is not recorded)" in verdict(analyse(read_records(find_runs([tmp_path]))))[-1]
+
+
 def test_too_little_held_out_gives_no_verdict(tmp_path):
     for seed in range(3):
         write_run(tmp_path, "pre", seed=seed, loss=2.5, held_out={"tokens": 13})

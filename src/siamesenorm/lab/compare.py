@@ -174,7 +174,7 @@ def check_measured(task: Task, name: str) -> None:
     size = task.held_out_sizes().get(of)
     if size is not None and size < LEAST[of]:
         raise ConfigError(
-            f"evaluation: {size:,} held-out {of} are too few to compare {name} by; it takes {LEAST[of]:,} or more "
+            f"evaluation: {size:,} {of} are too few to compare {name} by; it takes {LEAST[of]:,} or more "
             f"({DECIDED_BY[of]})"
         )
 

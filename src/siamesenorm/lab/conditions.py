@@ -5,6 +5,7 @@ conditions(records, "loss").sentence()  ->  Measured on 16,384 held-out tokens, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from siamesenorm.lab.records import Records, Run
@@ -97,7 +98,7 @@ def _size(run: Run, metric: str, of: str) -> int | None:
     """Of a task of the harness, as many as it says itself."""
     own = run.evaluation.get(f"{metric.rpartition('/')[0]}/{SAMPLES}") if metric.startswith("lm_eval/") else None
     size = run.held_out.get(of) if own is None else own
-    return None if size is None else int(size)
+    return None if size is None or not math.isfinite(size) else int(size)
 
 
 def _neutral(topology: str) -> bool:
