@@ -147,7 +147,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"siamesenorm: {with_suggestion(str(error))}", file=sys.stderr)
         return EXIT_BAD_INPUT
+    except OSError as error:  # no room, no permission, a folder in the place of a file
+        print(f"siamesenorm: {refusal(error)}", file=sys.stderr)
+        return EXIT_BAD_INPUT
     return 0
+
+
+def refusal(error: OSError) -> str:
+    """What the system would not do, in one sentence."""
+    names = " and ".join(repr(str(name)) for name in (error.filename, error.filename2) if name is not None)
+    return f"{names} cannot be used: {error.strerror}" if names and error.strerror else " ".join(str(error).split())
 
 
 def _is_bad_input(error: ValueError) -> bool:

@@ -92,6 +92,9 @@ class Settings(Entry):
     shard_bytes: Annotated[int, Field(ge=1)] | None = None
 
 
+FORMAT = "siamesenorm-tokens"
+
+
 class Index(Entry):
     """Everything about a prepared folder."""
 
@@ -139,6 +142,15 @@ def read_index(folder: str | Path) -> Index:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole file"
         raise DataError(f"data: {str(path)!r} is damaged at {where}: {first['msg']}") from None
+
+
+def holds_index(folder: Path, form: str) -> bool:
+    """Whether a folder's index was written by this program for a form, be it whole or damaged since."""
+    try:
+        with open(folder / INDEX, "rb") as file:
+            return f'"format": "{form}"'.encode() in file.read(1000)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
 
 
 def write_index(folder: Path, index: Index) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.data.atomic import write_json
+from siamesenorm.data.removal import remove_tree
 from siamesenorm.train.display import Display
-from siamesenorm.train.folder import CHECKPOINTS, State
+from siamesenorm.train.folder import CHECKPOINTS, FOLDERS, State
 
 FACTS = "cell.json"
 SECONDS_BETWEEN = 0.2
@@ -66,7 +66,8 @@ def run_cell(order: Order, send: Send) -> State:
     }
     write_json(folder / FACTS, facts)
     if result.state in ("finished", "diverged"):
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)  # it will not go on; its weights are exported
+        with contextlib.suppress(OSError):  # it will not go on; its weights are exported
+            remove_tree(folder / CHECKPOINTS, FOLDERS[CHECKPOINTS])
     return result.state
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from siamesenorm.data.atomic import write_json
 from siamesenorm.data.index import INDEX, read_index
 from siamesenorm.data.preparation import prepare
+from siamesenorm.data.resume import discard
 from siamesenorm.data.sources import find_sources
 from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import GRID, Cell, Grid, Setting, depth_axis, parse_numbers, parse_setting, parse_topologies
@@ -133,7 +133,7 @@ def prepare_text(source: Path, out: Path) -> Path:
         index = prepare([source], folder, unit=unit, validation=HELD_OUT, overwrite=True)
         if all(index.splits[split].documents for split in ("train", "validation")):
             return folder
-    shutil.rmtree(folder)
+    discard(folder)
     raise ConfigError(f"--text: {str(source)!r} is too short; it takes a text of which some lines can be held out")
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import threading
 import warnings
 from collections.abc import Callable
@@ -122,33 +121,40 @@ class CheckpointStore:
             self._failure = f"checkpoint of step {step} was not saved: {_reason(error)}"
 
     def _write_together(self, step: int, tensors: dict[str, Tensor], progress: str) -> str | None:
-        partial, sequence, problem = self._together(lambda: self._places.begin(step))
-        files: dict[str, Entry] = {}
-        if problem is None:
-            try:
-                self._write_shards(partial, tensors)
-            except CheckpointException as error:  # raised on all processes when one of them fails
-                problem = _reason(error)
-        if problem is None:
-            files, problem = self._record_shards(partial)
-        if problem is None:
-            _, _, problem = self._together(
-                lambda: self._places.publish(partial, step, sequence, self.world.size, files, progress)
-            )
+        begun = self._together(lambda: self._places.begin(step))
+        if isinstance(begun, str):
+            problem: str | None = begun
+        else:
+            problem = self._write_into(*begun, step, tensors, progress)
+            if problem is not None and self.world.is_main:
+                self._places.abandon(begun[0])
         if problem is None:
             return None
-        if self.world.is_main:
-            shutil.rmtree(partial, ignore_errors=True)
         return f"checkpoint of step {step} was not saved: {problem}; the ones before it are untouched"
 
-    def _together(self, action: Callable[[], tuple[Path, int]]) -> tuple[Path, int, str | None]:
-        """Let the main process act; its result, or the reason why it failed, on all."""
-        result: tuple[Path, int, str | None] = (Path(), 0, None)
+    def _write_into(
+        self, partial: Path, sequence: int, step: int, tensors: dict[str, Tensor], progress: str
+    ) -> str | None:
+        try:
+            self._write_shards(partial, tensors)
+        except CheckpointException as error:  # raised on all processes when one of them fails
+            return _reason(error)
+        files, problem = self._record_shards(partial)
+        if problem is not None:
+            return problem
+        published = self._together(
+            lambda: self._places.publish(partial, step, sequence, self.world.size, files, progress)
+        )
+        return published if isinstance(published, str) else None
+
+    def _together(self, action: Callable[[], tuple[Path, int]]) -> tuple[Path, int] | str:
+        """Let the main process act; its result, or the reason why there is none, on all."""
+        result: tuple[Path, int] | str = ""
         if self.world.is_main:
             try:
-                result = (*action(), None)
+                result = action()
             except Exception as error:
-                result = (Path(), 0, _reason(error))
+                result = _reason(error)
         return self.world.from_main(result, self._channel)
 
     def _write_shards(self, partial: Path, tensors: dict[str, Tensor]) -> None:

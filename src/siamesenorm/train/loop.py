@@ -112,9 +112,8 @@ class Loop:
         self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
         self.recorder = Recorder(config, task, run, world, display)
         self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss())
-        self.store = CheckpointStore(
-            run.path / CHECKPOINTS, config.checkpoint.keep, world, report=lambda text: self._note("checkpoint", text)
-        )
+        self.store = CheckpointStore(run.path / CHECKPOINTS, config.checkpoint.keep, world, report=self._not_saved)
+        self.problem: str | None = None
         self.step, self.seconds = 0, 0.0
         self.loss: float | None = None
         self.evaluation: dict[str, float] = {}
@@ -132,6 +131,13 @@ class Loop:
         self.restore()
         self.recorder.start(self.step, self.engine)
         self._status("running")
+        try:
+            return self._steps()
+        except OSError as error:
+            self._fail(error)
+            raise
+
+    def _steps(self) -> Result:
         with Interruption() as interruption:
             while self.step < self.config.steps:
                 verdict = self.take_step()
@@ -197,6 +203,7 @@ class Loop:
     def save(self, wait: bool = False) -> bool:
         """Begin to write a checkpoint of this step; the metrics up to it are on the disk before. False if it failed."""
         self.recorder.sync()
+        self.problem = None
         succeeded = self.store.save(self.step, self.engine.state(self._progress()), wait=wait)
         self.saved = self.step
         self._status("running")
@@ -262,12 +269,25 @@ class Loop:
         self._status(state, message=message)
         return Result(state, self.step, self.loss, message, self.folder.path, self.evaluation, received)
 
+    def _fail(self, error: OSError) -> None:
+        """Leave word of what the system refused, as far as it still lets us."""
+        reason = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        with contextlib.suppress(OSError):
+            self._status("failed", message=f"step {self.step}: {reason}; the same command goes on from the last save")
+
     def _export(self) -> None:
         self.engine.export(self.folder.path / WEIGHTS)
         if self.world.is_main:
             self.task.save_extras(self.folder.path)
 
+    def _not_saved(self, sentence: str) -> None:
+        """A save has failed, or a checkpoint was found damaged."""
+        self.problem = sentence
+        self._note("checkpoint", sentence)
+
     def _status(self, state: State, **facts: Any) -> None:
+        if self.problem is not None:
+            facts["problem"] = self.problem
         self.recorder.status(
             state,
             step=self.step,

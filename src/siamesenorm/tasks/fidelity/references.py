@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.atomic import check_output, whole_file
 from siamesenorm.data.errors import DataError
 from siamesenorm.tasks.fidelity.statistics import Gaussian
 
@@ -49,6 +49,7 @@ def check_target(path: Path, option: str = "--save-stats") -> None:
             f"{option}: {str(path)!r} is not allowed; it takes a file that ends in {' or '.join(SUFFIXES)} "
             "in a folder that is there"
         )
+    check_output(path, option)
 
 
 def write_reference(path: Path, reference: Reference) -> None:
