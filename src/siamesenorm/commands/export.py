@@ -32,7 +32,9 @@ def export(
         str | None,
         typer.Option(help=f"hf, safetensors: {', '.join(DTYPES)}; default: as the run has them.", show_default=False),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export; nothing else is replaced.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier export, and nothing else.")
+    ] = False,
     vae: Annotated[
         Path | None,
         typer.Option(

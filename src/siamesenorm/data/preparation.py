@@ -32,6 +32,7 @@ from siamesenorm.data.index import (
     check_settings,
     write_index,
 )
+from siamesenorm.data.listing import names_in
 from siamesenorm.data.removal import NotOurs, remove_tree
 from siamesenorm.data.resume import (
     MADE,
@@ -140,7 +141,7 @@ def prepare(
                 take_place(place, folder, MADE)
             return index
     except DataError:
-        if (fresh or place != folder) and not any((place / PROGRESS).glob("*.json")):
+        if (fresh or place != folder) and not any(name.endswith(".json") for name in names_in(place / PROGRESS)):
             discard(place)  # bad input leaves nothing behind
         raise
 

@@ -1,7 +1,7 @@
-"""Removal: the one place where files and folders vanish, and only those that this program made.
+r"""Removal: the one place where files and folders vanish, and only those that this program made.
 
 remove_file(folder / "index.json")
-remove_tree(folder / ".progress", re.compile(r"\\d{5}\\.json"))      # all of it, or nothing
+remove_tree(folder / ".progress", re.compile(r"\d{5}\.json"))      # all of it, or nothing
 with scratch_folder(target.parent, target.name) as folder: ...     # gone at the end, unless it was moved away
 
 What was made is known by its name: a folder goes only if every file and folder in it has a name that the program

@@ -8,13 +8,22 @@ with Replacement() as swap:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 from pathlib import Path
-from types import TracebackType
 
-from siamesenorm.data.removal import REPLACED, Made, NotOurs, check_removable, hidden_name, remove_file, remove_tree
+from siamesenorm.data.removal import (
+    PARTIAL,
+    REPLACED,
+    Made,
+    NotOurs,
+    check_removable,
+    hidden_name,
+    remove_file,
+    remove_tree,
+)
 
 log = logging.getLogger("siamesenorm")
 
@@ -25,6 +34,7 @@ class Replacement:
     def __init__(self) -> None:
         self._moved: list[tuple[Path, Path]] = []
         self._aside: list[tuple[Path, Made | None]] = []
+        self._written: list[Path] = []
 
     def set_aside(self, path: Path, made: Made | None = None) -> None:
         """Take a file, or a folder in which everything fits `made`, out of its place; nothing if it is not there."""
@@ -40,10 +50,21 @@ class Replacement:
         self._moved.append((source, target))  # before it is done: an interrupt may come between
         os.rename(source, target)
 
+    def write(self, path: Path, content: bytes) -> None:
+        """Put a new file in a place that is free, or out of which an old one is taken."""
+        new = path.with_name(hidden_name(path.name, PARTIAL))
+        with open(new, "xb") as file:
+            self._written.append(new)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        self.set_aside(path)
+        self.move(new, path)
+
     def __enter__(self) -> Replacement:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
             self._finish()
         else:
@@ -56,6 +77,9 @@ class Replacement:
                     os.rename(target, source)
                 except OSError as error:
                     log.warning("%s could not be put back and lies in %s: %s", source, target, error.strerror)
+        for new in self._written:
+            with contextlib.suppress(OSError):
+                remove_file(new)
 
     def _finish(self) -> None:
         """The new ones are in place; an old one that cannot be removed now is no failure."""

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from siamesenorm.data.atomic import sha256_matches, sync_folder
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.index import INDEX, PROGRESS, Index, Shard, holds_index, read_index
+from siamesenorm.data.listing import names_in
 from siamesenorm.data.removal import Made, NotOurs, hidden_names, remove_entries, remove_file, remove_tree
 from siamesenorm.data.replacement import Replacement
 from siamesenorm.data.shards import ChunkRecord
@@ -40,14 +41,14 @@ class Earlier:
 
 def foreign_file(folder: Path, form: str, records: Made) -> str | None:
     """A file by which a folder is known not to hold work of a form; None where it may be written to."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    names = names_in(folder)
     if not names or holds_index(folder, form):
         return None
     if INDEX in names:
         return INDEX
     if {PROGRESS, REPLACEMENT}.isdisjoint(names):
         return names[0]
-    made = sorted(path.name for path in (folder / PROGRESS).glob("*"))
+    made = names_in(folder / PROGRESS)
     return next((f"{PROGRESS}/{name}" for name in made if not records.fullmatch(name)), None)
 
 
@@ -115,15 +116,15 @@ def take_place(new: Path, folder: Path, made: Made) -> None:
 
 
 def _index_last(folder: Path, made: Made) -> list[str]:
-    names = [path.name for path in folder.iterdir() if made.fullmatch(path.name) and path.name != PROGRESS]
+    names = [name for name in names_in(folder) if made.fullmatch(name) and name != PROGRESS]
     return sorted(names, key=lambda name: (name == INDEX, name))
 
 
 def remove_strays(folder: Path, kept: Collection[str]) -> None:
     """Remove shards that no record speaks of."""
-    for path in list(folder.iterdir()):
-        if SHARD_NAME.fullmatch(path.name) and path.name not in kept:
-            remove_file(path)
+    for name in names_in(folder):
+        if SHARD_NAME.fullmatch(name) and name not in kept:
+            remove_file(folder / name)
 
 
 def _sound(folder: Path, shard: Shard) -> bool:
@@ -144,7 +145,7 @@ def _records_of_index(index: Index) -> Sequence[ChunkRecord]:
 
 def _records_of_progress(folder: Path) -> Sequence[ChunkRecord]:
     records = []
-    for path in sorted((folder / PROGRESS).glob("*.json")):
+    for path in (folder / PROGRESS / name for name in names_in(folder / PROGRESS)):
         try:
             records.append(ChunkRecord.model_validate_json(path.read_bytes()))
         except ValidationError:

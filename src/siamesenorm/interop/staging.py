@@ -17,6 +17,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from siamesenorm.data.atomic import sha256_of, sync_folder, write_json
+from siamesenorm.data.listing import files_below, names_in
 from siamesenorm.data.removal import NOTHING, Made, NotOurs, check_removable, scratch_folder
 from siamesenorm.data.replacement import Replacement
 from siamesenorm.interop.errors import InteropError
@@ -35,7 +36,7 @@ def staged(target: Path, overwrite: bool = False) -> Iterator[Path]:
             yield folder
         except SafetensorError as error:  # its way to say that the disk is full
             raise InteropError(f"target: {str(target)!r} cannot be written: {' '.join(str(error).split())}") from None
-        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        names = [path.relative_to(folder).as_posix() for path in files_below(folder)]
         write_json(folder / RECORD, {"files": {name: asdict(File.of(folder / name)) for name in names}})
         with Replacement() as swap:
             swap.set_aside(place, made)
@@ -63,7 +64,7 @@ def check_target(target: Path, overwrite: bool = False) -> Made:
         return NOTHING
     if not place.is_dir():
         raise InteropError(f"target: {str(target)!r} is not allowed; it takes a folder")
-    if not overwrite and any(place.iterdir()):
+    if not overwrite and names_in(place):
         raise InteropError(f"target: {str(target)!r} is there already and is not empty; overwrite replaces an export")
     made = _made(place)
     try:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from siamesenorm.data.listing import walk
 from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import GRID, OWN_OPTIONS, OnAxes
 from siamesenorm.train.config import RunConfig
@@ -108,7 +108,7 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
         if not path.is_dir():
             raise ConfigError(f"run: {str(path)!r} is not a folder; it takes runs, or folders that hold some")
         below = []
-        for folder, inner, files in os.walk(path):
+        for folder, inner, files in walk(path):
             inner.sort()
             if CONFIG in files:
                 below.append(Path(folder))

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
+from siamesenorm.data.listing import names_in
 from siamesenorm.train.checkpoint_folder import PROGRESS, CheckpointFolder
 from siamesenorm.train.distributed import World
 from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
@@ -169,7 +170,7 @@ class CheckpointStore:
         """Sizes and SHA-256 of all shards, each read by the process that wrote it."""
         mine: dict[str, Entry] | str
         try:
-            mine = record(partial, (path.name for path in partial.glob(f"__{self.world.rank}_*")))
+            mine = record(partial, (name for name in names_in(partial) if name.startswith(f"__{self.world.rank}_")))
         except OSError as error:
             mine = _reason(error)
         files: dict[str, Entry] = {}

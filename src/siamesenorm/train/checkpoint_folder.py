@@ -15,9 +15,10 @@ import secrets
 from pathlib import Path
 
 from siamesenorm.data.atomic import sync_folder, whole_file, write_json
+from siamesenorm.data.listing import names_in
 from siamesenorm.data.removal import check_removable, hidden_names, remove_tree
 from siamesenorm.data.replacement import rename_free
-from siamesenorm.train.manifest import MANIFEST, Damage, Entry, Manifest, record
+from siamesenorm.train.manifest import MANIFEST, CheckpointError, Damage, Entry, Manifest, record
 from siamesenorm.train.sharded_files import INDEX
 
 PROGRESS = "progress.json"
@@ -46,9 +47,8 @@ class CheckpointFolder:
     def begin(self, step: int) -> tuple[Path, int]:
         """An empty folder to write into, and the number of the checkpoint; clears what killed writers left."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for left in self.path.iterdir():
-            if LEFT.fullmatch(left.name):
-                self.abandon(left)
+        for name in filter(LEFT.fullmatch, names_in(self.path)):
+            self.abandon(self.path / name)
         known = sorted((m.sequence, m.run) for m in self.manifests().values() if m is not None)
         sequence, run = known[-1] if known else (0, secrets.token_hex(8))
         if self.run() is None:
@@ -70,7 +70,10 @@ class CheckpointFolder:
         with whole_file(partial / PROGRESS) as file:
             file.write(progress.encode())
         files = dict(sorted((shards | record(partial, (INDEX, PROGRESS))).items()))
-        Manifest(self.run() or "", step, sequence, world, files).write(partial)
+        run = self.run()
+        if run is None:
+            raise CheckpointError(f"{self.path / RUN} is gone or damaged")
+        Manifest(run, step, sequence, world, files).write(partial)
         sync_folder(partial)
         place, again = self.path / f"step-{step:08d}", 2
         while place.exists():  # this step was saved before: damaged, or left by a return to an earlier step
@@ -130,11 +133,11 @@ class CheckpointFolder:
         return found
 
     def _places(self) -> list[Path]:
-        return sorted(p for p in self.path.glob("step-*") if NAME.fullmatch(p.name)) if self.path.is_dir() else []
+        return [self.path / name for name in names_in(self.path) if NAME.fullmatch(name)]
 
     def run(self) -> str | None:
         """The run's identity, made at its first save; where its file is unreadable, the manifests give it again."""
         try:
             return str(json.loads((self.path / RUN).read_bytes())["run"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None

@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from siamesenorm.data.atomic import whole_file, write_json
+from siamesenorm.data.atomic import sync_folder, whole_file, write_json
+from siamesenorm.data.listing import names_in
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_tree
 from siamesenorm.data.replacement import Replacement
 from siamesenorm.train import checkpoint_folder
@@ -110,7 +111,7 @@ class RunFolder:
             path, wanted = self.path / name, "folder" if name in FOLDERS else "file"
             if os.path.lexists(path) and not (path.is_dir() if name in FOLDERS else path.is_file()):
                 raise ConfigError(f"run: {str(path)!r} is not allowed; a run has a {wanted} of that name")
-        if not SECTIONS <= load_recipe(self.path / CONFIG).keys():
+        if SECTIONS - load_recipe(self.path / CONFIG).keys():
             raise ConfigError(f"run: {str(self.path)!r} holds other files; its {CONFIG} is not that of a run")
 
     def begin(self, config: RunConfig, mode: Mode) -> None:
@@ -123,19 +124,18 @@ class RunFolder:
                 if mode == "restart":
                     self._set_aside(swap)
                 if not self.exists or (self.path / CONFIG).read_bytes() != text:
-                    with whole_file(self.path / CONFIG) as file:
-                        file.write(text)
+                    swap.write(self.path / CONFIG, text)
         except NotOurs as error:
             raise ConfigError(f"run: {error}") from None
+        sync_folder(self.path)
 
     def _clear_left(self) -> None:
         """Remove what killed writers have left behind."""
         remove_entries(self.path, LEFT)
         for name, made in FOLDERS.items():
-            for left in self.path.glob(f".{name}.*"):
-                if re.fullmatch(hidden_names(name), left.name):
-                    with contextlib.suppress(OSError):
-                        remove_tree(left, made)
+            for left in filter(re.compile(hidden_names(name)).fullmatch, names_in(self.path)):
+                with contextlib.suppress(OSError):
+                    remove_tree(self.path / left, made)
 
     def _set_aside(self, swap: Replacement) -> None:
         """Take all that the run has written out of its place; a folder that is a link elsewhere is emptied."""
@@ -146,10 +146,10 @@ class RunFolder:
             if not folder.is_symlink():
                 swap.set_aside(folder, made)
                 continue
-            for inner in sorted(folder.iterdir()):
-                if not made.fullmatch(inner.name):
-                    raise NotOurs(f"{str(inner)!r} was not made by this program; move it away")
-                swap.set_aside(inner, checkpoint_folder.CHECKPOINT)
+            for inner in names_in(folder):
+                if not made.fullmatch(inner):
+                    raise NotOurs(f"{str(folder / inner)!r} was not made by this program; move it away")
+                swap.set_aside(folder / inner, checkpoint_folder.CHECKPOINT)
 
     def write_status(self, state: State, **facts: Any) -> None:
         """Replace status.json."""

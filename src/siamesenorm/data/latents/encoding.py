@@ -27,6 +27,7 @@ from siamesenorm.data.latents.index import (
     verify_latents,
     write_latent_index,
 )
+from siamesenorm.data.listing import names_in
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_file, remove_tree
 from siamesenorm.data.resume import REPLACEMENT, foreign_file, take_place
 
@@ -144,7 +145,8 @@ def _place(out: Path, plan: str, overwrite: bool) -> Path:
 
 
 def _plans(folder: Path) -> set[str | None]:
-    return {_plan_of(path) for path in (*(folder / PROGRESS).glob("*.json"), *folder.glob(INDEX))}
+    records = [folder / PROGRESS / name for name in names_in(folder / PROGRESS) if name.endswith(".json")]
+    return {_plan_of(path) for path in (*records, folder / INDEX) if path.exists()}
 
 
 def _begin(place: Path, plan: str) -> None:
