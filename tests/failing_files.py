@@ -83,7 +83,7 @@ def failing(root: Path, at: int | None = None, code: int = errno.ENOSPC) -> Iter
 def yard(root: Path) -> Path:
     """A folder to work in with files that are somebody else's, in it and around it."""
     work = root / "work"
-    for name in (".git/config", "notes.txt", "data/table.csv", "checkpoints/mine.pt", "step-00000001/mine", ".x.partial"):
+    for name in (".git/config", "notes.txt", "checkpoints/mine.pt", "step-00000001/mine", ".x.00000000.partial"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(f"mine: {name}")
     (root / "above.txt").write_text("mine: above")

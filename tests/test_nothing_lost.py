@@ -1,4 +1,4 @@
-"""Whatever file operation fails: other people's files stay, what was whole before is whole after, and one sentence says it.
+"""Whatever file operation fails: other people's files stay, what was whole is whole, and one sentence says it.
 
 Every sweep lets the first operation fail, then the second, and so on until none fails any more.
 """
@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+import siamesenorm
 from data.latents.test_latents import SPLITS, Blocks
 from failing_files import contents, failing, yard
 from interop.huggingface_models import language_model
-from train.small_runs import tiny
-
-import siamesenorm
 from siamesenorm.cli import refusal
 from siamesenorm.data import prepare, read_index, verify
 from siamesenorm.data.latents.encoding import encode_images
@@ -35,6 +34,7 @@ from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.folder import CONFIG, OWN, RunFolder
 from siamesenorm.train.loop import train
 from siamesenorm.train.trained import Trained, is_export, save_trained
+from train.small_runs import tiny
 
 CODES = itertools.cycle((errno.ENOSPC, errno.EACCES))
 LEFT = re.compile(r"\.[^/]+\.[0-9a-f]{8}\.(partial|replaced)(/.*)?")

@@ -156,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def refusal(error: OSError) -> str:
     """What the system would not do, in one sentence."""
     names = " and ".join(repr(str(name)) for name in (error.filename, error.filename2) if name is not None)
-    return f"{names} cannot be used: {error.strerror}" if names and error.strerror else " ".join(str(error).split())
+    if error.strerror is None:
+        return " ".join(str(error).split())
+    return f"{names} cannot be used: {error.strerror}" if names else error.strerror
 
 
 def _is_bad_input(error: ValueError) -> bool:

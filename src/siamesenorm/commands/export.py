@@ -47,6 +47,7 @@ def export(
     """Write the weights of a run, finished or not, in another form."""
     import torch
 
+    from siamesenorm.data.streams import is_stream
     from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.trained import open_language_model, open_trained, save_trained
 
@@ -68,7 +69,7 @@ def export(
         found = open_trained(run)
         found.model.to(weights)
         save_trained(found, target)
-    typer.echo(str(target), err=target.exists() and not (target.is_dir() or target.is_file()))
+    typer.echo(str(target), err=not target.is_dir() and is_stream(target))  # which may be this very output
 
 
 def check_place(run: Path, target: Path, to: str, overwrite: bool) -> None:

@@ -29,22 +29,35 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     if is_stream(path):
         content = io.BytesIO()
         yield content
-        write_stream(path, content.getvalue())
+        with named(path):
+            write_stream(path, content.getvalue())
         return
     place = Path(os.path.realpath(path))
     partial = place.with_name(hidden_name(place.name, PARTIAL))
-    opened = open(partial, "xb")  # noqa: SIM115  # what could not be made is not removed either
+    with named(path, partial):
+        opened = open(partial, "xb")  # noqa: SIM115  # what could not be made is not removed either
+        try:
+            with opened as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            replace_file(partial, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove_file(partial)
+            raise
+        sync_folder(place.parent)
+
+
+@contextlib.contextmanager
+def named(path: Path, partial: Path | None = None) -> Iterator[None]:
+    """Let errors name the file that was asked for: a full disk names none, others the one beside it."""
     try:
-        with opened as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        replace_file(partial, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove_file(partial)
-        raise
-    sync_folder(place.parent)
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(partial)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -92,7 +92,11 @@ def remove_entries(folder: Path, made: Made) -> None:
 def scratch_folder(parent: Path, name: str, mode: int = 0o777) -> Iterator[Path]:
     """A new folder, hidden beside `name`, that is removed at the end with all that was put into it."""
     folder = parent / hidden_name(name, PARTIAL)
-    os.mkdir(folder, mode)
+    try:
+        os.mkdir(folder, mode)
+    except OSError as error:
+        error.filename = str(parent / name)  # what was asked for
+        raise
     made = os.lstat(folder)
     try:
         yield folder
@@ -128,12 +132,12 @@ def _check_place(path: Path) -> None:
     if path.name in ("", ".."):
         raise NotOurs(f"{str(path)!r} is no name of a file or folder to remove")
     place = os.path.join(os.path.realpath(path.parent), path.name)
-    for lived_in in _lived_in():
+    for which, lived_in in _lived_in():
         if lived_in == place or lived_in.startswith(place + os.sep):
-            raise NotOurs(f"{str(path)!r} is or holds {lived_in!r}, where somebody works; leave that first")
+            raise NotOurs(f"{str(path)!r} is or holds the {which} folder {lived_in!r}, which stays")
 
 
-def _lived_in() -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError):  # the current folder may be gone
-        yield os.path.realpath(os.getcwd())
-    yield os.path.realpath(os.path.expanduser("~"))
+def _lived_in() -> Iterator[tuple[str, str]]:
+    with contextlib.suppress(FileNotFoundError):  # it may be gone itself
+        yield "current", os.path.realpath(os.getcwd())
+    yield "home", os.path.realpath(os.path.expanduser("~"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from siamesenorm.data.atomic import sha256_of, sync_folder, write_json
+from siamesenorm.data.atomic import named, sha256_of, sync_folder, write_json
 from siamesenorm.data.listing import files_below, names_in
 from siamesenorm.data.removal import NOTHING, Made, NotOurs, check_removable, scratch_folder
 from siamesenorm.data.replacement import Replacement
@@ -33,7 +33,8 @@ def staged(target: Path, overwrite: bool = False) -> Iterator[Path]:
     place.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(place.parent, place.name) as folder:
         try:
-            yield folder
+            with named(target):
+                yield folder
         except SafetensorError as error:  # its way to say that the disk is full
             raise InteropError(f"target: {str(target)!r} cannot be written: {' '.join(str(error).split())}") from None
         names = [path.relative_to(folder).as_posix() for path in files_below(folder)]
