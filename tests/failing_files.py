@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,17 @@ OPERATIONS = ("open", "mkdir", "rmdir", "unlink", "remove", "rename", "replace",
 """Functions of `os`; opening and writing of Python's own files are counted too."""
 
 
+WRITING = re.compile(r"open .*[wxa].*|write [^r].*|mkdir")
+"""What a full disk refuses; where a file lies already it may be written over."""
+
+
 class Failing:
     """Counts the operations on files below a folder; the one with the number `at` raises what `code` says."""
 
     def __init__(self, root: Path, at: int | None = None, code: int = errno.ENOSPC) -> None:
         self.root, self.at, self.code, self.count = os.path.realpath(root), at, code, 0
         self.failed: str | None = None
+        self.full = False
 
     def touch(self, operation: str, target: Any) -> None:
         """One more operation, if it is on a file of ours."""
@@ -30,7 +36,7 @@ class Failing:
         if isinstance(target, int) or not os.path.abspath(os.fspath(target)).startswith(self.root):
             return
         self.count += 1
-        if self.count == self.at:
+        if self.count == self.at or (self.full and WRITING.fullmatch(operation)):
             self.failed = f"{operation} {target}"
             raise OSError(self.code, os.strerror(self.code), str(target))
 
@@ -43,7 +49,7 @@ def failing(root: Path, at: int | None = None, code: int = errno.ENOSPC) -> Iter
 
     class Raw(io.FileIO):
         def write(self, content: Any) -> int:
-            state.touch("write", self.name)
+            state.touch(f"write {self.mode}", self.name)
             return super().write(content)
 
     def opened(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **options: Any) -> Any:

@@ -123,11 +123,11 @@ class CheckpointStore:
 
     def _write_together(self, step: int, tensors: dict[str, Tensor], progress: str) -> str | None:
         begun = self._together(lambda: self._places.begin(step))
-        if isinstance(begun, str):
-            problem: str | None = begun
-        else:
-            problem = self._write_into(*begun, step, tensors, progress)
-            if problem is not None and self.world.is_main:
+        problem: str | None = "it was not written"
+        try:
+            problem = begun if isinstance(begun, str) else self._write_into(*begun, step, tensors, progress)
+        finally:
+            if problem is not None and self.world.is_main and not isinstance(begun, str):
                 self._places.abandon(begun[0])
         if problem is None:
             return None
