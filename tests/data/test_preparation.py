@@ -290,10 +290,17 @@ def test_an_interrupted_replacement_goes_on_and_the_other_preparation_is_whole_m
     assert watched.kept == 4
     prepare(sources, tmp_path / "clean", **{**options, "overwrite": False})
     assert contents(folder) == contents(tmp_path / "clean")
-    with pytest.raises(KeyboardInterrupt):  # and one that is given up leaves nothing
+    with pytest.raises(KeyboardInterrupt):  # one that is given up leaves nothing
         prepare(sources, folder, progress=Stop(), **{**options, "seed": 7})
     prepare(sources, folder, **options)
     assert contents(folder) == contents(tmp_path / "clean")
+    shard = folder / read_index(folder).splits["train"].shards[0].file  # and a shard that was moved to another disk
+    shard.rename(tmp_path / "elsewhere.npy")
+    shard.symlink_to(tmp_path / "elsewhere.npy")
+    with pytest.raises(DataError, match=f"{shard.name}' is a link, which this program did not make; move it away"):
+        prepare(sources, folder, progress=watched, **{**options, "seed": 7})
+    assert verify(folder) == []
+    assert shard.is_symlink()
 
 
 def test_a_full_disk_leaves_what_was_finished(sources, tmp_path, monkeypatch):

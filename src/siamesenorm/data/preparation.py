@@ -39,6 +39,7 @@ from siamesenorm.data.resume import (
     RECORDS,
     REPLACEMENT,
     Earlier,
+    check_replaceable,
     clear,
     discard,
     find_earlier,
@@ -88,7 +89,7 @@ def prepare(
     validation, seed: share of the documents that is held out, and what decides which.
     shard_bytes: bytes of text a shard; by default a 64th of all, from 1 MiB to 256 MiB.
     workers: processes; by default one a core.
-    overwrite: replace another preparation in the folder.
+    overwrite: replace another preparation in the folder, which stays until this one is whole.
     progress: hears of what is done; see `siamesenorm.data.workers.Progress`.
     """
     settings = check_settings(
@@ -111,12 +112,13 @@ def prepare(
     plan = _fingerprint(settings, chosen, entries, chunks)
     fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder
+    place, whole = folder, False
     try:
         with locked_folder(folder):
             progress.stage("checking what is there")
             earlier = find_earlier(folder, plan, overwrite=overwrite, workers=workers)
             if earlier is None:  # the other preparation stays until this one is whole
+                check_replaceable(folder, MADE)
                 place = folder / REPLACEMENT
                 place.mkdir(exist_ok=True)
                 earlier = find_earlier(place, plan, overwrite=True, workers=workers)
@@ -135,13 +137,15 @@ def prepare(
                     raise DataError(f"sources: no document with text is left; left out were {index.skipped or 'none'}")
                 remove_strays(place, [name for name, *_ in index.files()])
                 write_index(place, index)
+                whole = True
                 with contextlib.suppress(NotOurs):
                     remove_tree(place / PROGRESS, RECORDS)
             if place != folder:
                 take_place(place, folder, MADE)
             return index
     except DataError:
-        if (fresh or place != folder) and not any(name.endswith(".json") for name in names_in(place / PROGRESS)):
+        begun = whole or any(name.endswith(".json") for name in names_in(place / PROGRESS))
+        if not begun and (fresh or place != folder):
             discard(place)  # bad input leaves nothing behind
         raise
 

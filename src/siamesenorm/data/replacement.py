@@ -1,8 +1,9 @@
 """Replacement: renames that put new things where old ones were, all of them or none.
 
 with Replacement() as swap:
-    swap.set_aside(folder / "index.json")                       # hidden beside its place
-    swap.move(new / "index.json", folder / "index.json")
+    swap.set_aside(folder / "shard.npy")                        # hidden beside its place
+    swap.move(new / "shard.npy", folder / "shard.npy")
+    swap.write(folder / "config.yaml", b"...")                  # at no moment is there none
 # here the old ones are gone; after an error they are where they were
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import errno
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from siamesenorm.data.removal import (
@@ -34,7 +36,7 @@ class Replacement:
     def __init__(self) -> None:
         self._moved: list[tuple[Path, Path]] = []
         self._aside: list[tuple[Path, Made | None]] = []
-        self._written: list[Path] = []
+        self._new: list[Path] = []
 
     def set_aside(self, path: Path, made: Made | None = None) -> None:
         """Take a file, or a folder in which everything fits `made`, out of its place; nothing if it is not there."""
@@ -51,43 +53,54 @@ class Replacement:
         os.rename(source, target)
 
     def write(self, path: Path, content: bytes) -> None:
-        """Put a new file in a place that is free, or out of which an old one is taken."""
-        new = path.with_name(hidden_name(path.name, PARTIAL))
-        with open(new, "xb") as file:
-            self._written.append(new)
+        """Put a small file in a place that is free, or over an old one of which a copy is kept meanwhile."""
+        new = self._written(path, PARTIAL, content)
+        if not check_removable(path):
+            self.move(new, path)
+            return
+        old = self._written(path, REPLACED, path.read_bytes())
+        self._moved.append((path, old))  # undone, the copy takes the place of the new one
+        os.replace(new, path)
+
+    def _written(self, path: Path, ending: str, content: bytes) -> Path:
+        place = path.with_name(hidden_name(path.name, ending))
+        with open(place, "xb") as file:
+            self._new.append(place)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        self.set_aside(path)
-        self.move(new, path)
+        return place
 
     def __enter__(self) -> Replacement:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
-            self._finish()
-        else:
+        if kind is not None:
             self._undo()
+        for aside, made in self._aside if kind is None else ():
+            with _told(aside, "was replaced and could not be removed"):
+                remove_file(aside) if made is None else remove_tree(aside, made)
+        for new in self._new:
+            with _told(new, "could not be removed"):
+                remove_file(new)
 
     def _undo(self) -> None:
         for source, target in reversed(self._moved):
-            if os.path.lexists(target) and not os.path.lexists(source):
-                try:
-                    os.rename(target, source)
-                except OSError as error:
-                    log.warning("%s could not be put back and lies in %s: %s", source, target, error.strerror)
-        for new in self._written:
-            with contextlib.suppress(OSError):
-                remove_file(new)
+            is_copy = target in self._new
+            if os.path.lexists(target) and (is_copy or not os.path.lexists(source)):
+                if is_copy:
+                    self._new.remove(target)  # the last one there is, should it not come back
+                with _told(target, f"could not be put back to {source}"):
+                    os.replace(target, source)
 
-    def _finish(self) -> None:
-        """The new ones are in place; an old one that cannot be removed now is no failure."""
-        for aside, made in self._aside:
-            try:
-                remove_file(aside) if made is None else remove_tree(aside, made)
-            except (OSError, NotOurs) as error:
-                log.warning("%s was replaced and could not be removed: %s", aside, error)
+
+@contextlib.contextmanager
+def _told(path: Path, what: str) -> Iterator[None]:
+    """What fails at the end is said, and changes nothing any more."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s %s: %s", path, what, error)
 
 
 def replace_file(new: Path, place: Path) -> None:

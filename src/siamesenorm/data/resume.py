@@ -15,7 +15,15 @@ from siamesenorm.data.atomic import sha256_matches, sync_folder
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.index import INDEX, PROGRESS, Index, Shard, holds_index, read_index
 from siamesenorm.data.listing import names_in
-from siamesenorm.data.removal import Made, NotOurs, hidden_names, remove_entries, remove_file, remove_tree
+from siamesenorm.data.removal import (
+    Made,
+    NotOurs,
+    check_removable,
+    hidden_names,
+    remove_entries,
+    remove_file,
+    remove_tree,
+)
 from siamesenorm.data.replacement import Replacement
 from siamesenorm.data.shards import ChunkRecord
 from siamesenorm.data.tokenizer import FILE
@@ -98,6 +106,12 @@ def discard(folder: Path) -> None:
     clear(folder)
     with contextlib.suppress(NotOurs):
         remove_tree(folder, MADE)
+
+
+def check_replaceable(folder: Path, made: Made) -> None:
+    """Raise if something in a folder could not be replaced later: a link, say, that has the name of a file of ours."""
+    for name in _index_last(folder, made):
+        check_removable(folder / name)
 
 
 def take_place(new: Path, folder: Path, made: Made) -> None:

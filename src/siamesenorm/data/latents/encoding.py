@@ -29,7 +29,7 @@ from siamesenorm.data.latents.index import (
 )
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_file, remove_tree
-from siamesenorm.data.resume import REPLACEMENT, foreign_file, take_place
+from siamesenorm.data.resume import REPLACEMENT, check_replaceable, foreign_file, take_place
 
 SHARD_IMAGES = 4096
 NAMES = r"(?:train|test)-\d{5,}(?:-labels)?\.npy|index\.json"
@@ -137,6 +137,7 @@ def _place(out: Path, plan: str, overwrite: bool) -> Path:
             f"out: {str(out)!r} holds other work (other images, weights or settings); "
             "name another folder, or set overwrite"
         )
+    check_replaceable(out, MADE)
     place = out / REPLACEMENT if (out / INDEX).exists() else out
     place.mkdir(exist_ok=True)
     if _plans(place) - {plan}:
