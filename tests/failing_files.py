@@ -23,8 +23,8 @@ WRITING = re.compile(r"open .*[wxa].*|write [^r].*|mkdir")
 class Failing:
     """Counts the operations on files below a folder; the one with the number `at` raises what `code` says."""
 
-    def __init__(self, root: Path, at: int | None = None, code: int = errno.ENOSPC) -> None:
-        self.root, self.at, self.code, self.count = os.path.realpath(root), at, code, 0
+    def __init__(self, root: Path, at: int | None, code: int, only: str | None) -> None:
+        self.root, self.at, self.code, self.only, self.count = os.path.realpath(root), at, code, only, 0
         self.failed: str | None = None
         self.full = False
 
@@ -35,16 +35,16 @@ class Failing:
                 target = os.readlink(f"/proc/self/fd/{target}")
         if isinstance(target, int) or not os.path.abspath(os.fspath(target)).startswith(self.root):
             return
-        self.count += 1
+        self.count += self.only in (None, operation)
         if self.count == self.at or (self.full and WRITING.fullmatch(operation)):
             self.failed = f"{operation} {target}"
             raise OSError(self.code, os.strerror(self.code), str(target))
 
 
 @contextlib.contextmanager
-def failing(root: Path, at: int | None = None, code: int = errno.ENOSPC) -> Iterator[Failing]:
+def failing(root: Path, at: int | None = None, code: int = errno.ENOSPC, only: str | None = None) -> Iterator[Failing]:
     """The file operations of this process, counted below `root`, for as long as the block lasts."""
-    state, plain_open = Failing(root, at, code), io.open
+    state, plain_open = Failing(root, at, code, only), io.open
     plain = {name: getattr(os, name) for name in OPERATIONS}
 
     class Raw(io.FileIO):

@@ -23,6 +23,8 @@ def reported() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
+        if isinstance(error, ValueError):  # a file that is not ours: an input that can be put right
+            raise
         typer.echo(f"siamesenorm: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
 
