@@ -250,6 +250,65 @@ def test_folders_of_other_things_are_not_written_to(sources, tmp_path):
     assert contents(tmp_path / "photos") == {"me.jpg": b"x"}
 
 
+@pytest.mark.parametrize("names", [["tokenizer.json"], ["index.json", "train-00000.npy"], [".progress/notes.json"]])
+def test_files_of_others_that_have_our_names_stay(sources, tmp_path, names):
+    """Somebody's tokenizer, somebody's index, and records of something else, also where overwriting is allowed."""
+    folder = tmp_path / "out"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"format": "theirs"}')
+    before = contents(folder)
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match=rf"holds other files, such as '{names[0]}'"):
+            prepare(sources, folder, workers=1, overwrite=overwrite, **OPTIONS)
+    assert contents(folder) == before
+
+
+def test_a_damaged_index_is_still_known_as_ours(prepared, sources, tmp_path):
+    import shutil
+
+    folder = tmp_path / "out"
+    shutil.copytree(prepared[0], folder)
+    (folder / "index.json").write_text((folder / "index.json").read_text()[:200])
+    (folder / "README.md").write_text("mine")
+    with pytest.raises(DataError, match="is damaged"):
+        prepare(sources, folder, workers=1, **OPTIONS)
+    prepare(sources, folder, workers=1, overwrite=True, **OPTIONS)
+    assert contents(folder) == {**contents(prepared[0]), "README.md": b"mine"}
+
+
+def test_an_interrupted_replacement_goes_on_and_the_other_preparation_is_whole_meanwhile(prepared, sources, tmp_path):
+    import shutil
+
+    class Stop(Progress):
+        def chunk(self, record):
+            if record.number == 3:
+                raise KeyboardInterrupt
+
+    folder, options = tmp_path / "out", {**OPTIONS, "seed": 6, "workers": 1, "overwrite": True}
+    shutil.copytree(prepared[0], folder)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(sources, folder, progress=Stop(), **options)
+    assert verify(folder) == []
+    assert read_index(folder) == prepared[1]
+    watched = Watched()
+    prepare(sources, folder, progress=watched, **options)
+    assert watched.kept == 4
+    prepare(sources, tmp_path / "clean", **{**options, "overwrite": False})
+    assert contents(folder) == contents(tmp_path / "clean")
+    with pytest.raises(KeyboardInterrupt):  # one that is given up leaves nothing
+        prepare(sources, folder, progress=Stop(), **{**options, "seed": 7})
+    prepare(sources, folder, **options)
+    assert contents(folder) == contents(tmp_path / "clean")
+    shard = folder / read_index(folder).splits["train"].shards[0].file  # and a shard that was moved to another disk
+    shard.rename(tmp_path / "elsewhere.npy")
+    shard.symlink_to(tmp_path / "elsewhere.npy")
+    with pytest.raises(DataError, match=f"{shard.name}' is a link, which this program did not make; move it away"):
+        prepare(sources, folder, progress=watched, **{**options, "seed": 7})
+    assert verify(folder) == []
+    assert shard.is_symlink()
+
+
 def test_a_full_disk_leaves_what_was_finished(sources, tmp_path, monkeypatch):
     import errno
     import os

@@ -117,6 +117,7 @@ def test_what_lies_in_the_folder(tmp_path):
     plain = export(model, tmp_path / "plain", remote_code=False)
     assert sorted(path.name for path in plain.iterdir()) == [
         "config.json",
+        "export.json",
         "generation_config.json",
         "model.safetensors",
     ]
@@ -143,14 +144,13 @@ def test_nothing_is_overwritten_or_left_half_written(tmp_path, monkeypatch):
     def fail():
         raise OSError("disk full")
 
+    with pytest.raises(InteropError, match=r"notes\.txt' was not made by this program"):
+        export(model, tmp_path / "full", overwrite=True)
     monkeypatch.setattr("siamesenorm.interop.huggingface.exporter.bundled_files", fail)
-    for target, overwrite in (("full", True), ("absent", False)):
-        with pytest.raises(OSError, match="disk full"):
-            export(model, tmp_path / target, overwrite=overwrite)
+    with pytest.raises(OSError, match="disk full"):
+        export(model, tmp_path / "absent")
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
-    monkeypatch.undo()
-    export(model, tmp_path / "full", overwrite=True)
-    assert not (tmp_path / "full" / "notes.txt").exists()
+    assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
 
 
 def test_wrong_tokenizers_are_refused(tmp_path):

@@ -78,6 +78,25 @@ def test_a_folder_travels_whole(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
 
+def test_what_others_have_put_into_a_folder_stays_when_it_comes_back(tmp_path):
+    far, near = tmp_path / "far", tmp_path / "near"
+    for folder, text in ((far, "new"), (near, "old")):
+        (folder / "checkpoints" / f"step-0000000{len(text)}").mkdir(parents=True)
+        (folder / "status.json").write_text(text)
+        (folder / "notes.txt").write_text(text)
+    (near / "weights.safetensors").write_text("old")
+    unpack(packed(far), near)
+    assert {path.name: path.read_text() for path in near.iterdir() if path.is_file()} == {
+        "status.json": "new",
+        "notes.txt": "old",
+    }
+    (near / "checkpoints" / "notes.txt").write_text("mine")
+    with pytest.raises(OSError, match="was not made by this program"):
+        unpack(packed(far), near)
+    assert (near / "status.json").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["far", "near"]
+
+
 def test_a_machine_without_the_disk_sends_its_folder_back(tmp_path):
     from siamesenorm.lab.cell import Order
 

@@ -8,9 +8,12 @@ import signal
 import pytest
 import torch
 
+from failing_files import contents, failing
 from siamesenorm.train import loop as loop_module
+from siamesenorm.train.checkpoint_folder import CheckpointFolder
+from siamesenorm.train.display import Display
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.folder import METRICS, OWN, STATUS, MetricsFile, RunFolder, read_metrics
+from siamesenorm.train.folder import METRICS, OWN, STATUS, WEIGHTS, MetricsFile, RunFolder, read_metrics
 from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import resolve
 
@@ -207,6 +210,100 @@ def test_a_failing_checkpoint_is_reported_and_the_run_goes_on(tmp_path, monkeypa
     assert result.state == "finished"
     events = (tmp_path / "run" / "events.jsonl").read_text()
     assert "checkpoint of step 3 was not saved: no space left on device" in events
+
+
+class FillsTheDisk(Display):
+    """At a step, no file can be made or grow any more."""
+
+    def __init__(self, disk, at):
+        self.disk, self.at = disk, at
+
+    def step(self, record, unit, rate):
+        self.disk.full = record["step"] >= self.at
+
+
+def test_a_full_disk_ends_the_run_and_the_status_says_so(tmp_path):
+    config = tiny("checkpoint.every=3", "logging.every=1")
+    with failing(tmp_path) as disk, pytest.raises(OSError, match="No space left on device"):
+        train(config, tmp_path / "run", display=FillsTheDisk(disk, 7))
+    status = RunFolder(tmp_path / "run").status()
+    assert (status["state"], status["step"]) == ("failed", 8)
+    assert "No space left on device" in status["message"]
+    assert train(config, tmp_path / "run").state == "finished"  # there is room again
+    assert train(tiny("checkpoint.every=3"), tmp_path / "other").state == "finished"
+    assert losses(tmp_path / "run") == losses(tmp_path / "other")
+    assert (tmp_path / "run" / WEIGHTS).read_bytes() == (tmp_path / "other" / WEIGHTS).read_bytes()
+
+
+def test_the_status_tells_of_a_save_that_failed(tmp_path, monkeypatch):
+    plain, seen = CheckpointFolder.begin, []
+
+    def begin(self, step):
+        if step == 6:
+            raise OSError(28, "No space left on device", str(self.path))
+        return plain(self, step)
+
+    class Watching(Display):
+        def step(self, record, unit, rate):
+            seen.append(RunFolder(tmp_path / "run").status().get("problem"))
+
+    monkeypatch.setattr(CheckpointFolder, "begin", begin)
+    assert (
+        train(tiny("checkpoint.every=3", "logging.every=1"), tmp_path / "run", display=Watching()).state == "finished"
+    )
+    assert seen[-1] is not None
+    assert seen[-1].startswith("checkpoint of step 6 was not saved: no space left on device")
+    assert "problem" not in RunFolder(tmp_path / "run").status()  # the save after it succeeded
+
+
+@pytest.mark.parametrize("mode", ["auto", "restart"])
+def test_folders_in_the_place_of_files_and_files_in_that_of_folders_are_named(tmp_path, mode):
+    train(tiny("steps=3"), tmp_path / "run")
+    for name in ("weights.safetensors", "metrics.jsonl", "checkpoints", "status.json", "config.yaml"):
+        path, aside = tmp_path / "run" / name, tmp_path / "aside"
+        os.rename(path, aside)
+        if name == "checkpoints":
+            path.symlink_to("nowhere")
+        else:
+            path.mkdir()
+            (path / "mine.txt").write_text("mine")
+        with pytest.raises(ConfigError, match=rf"{name}' is not allowed; a run has a|holds other files"):
+            train(tiny("steps=3"), tmp_path / "run", mode=mode)
+        if name == "checkpoints":
+            path.unlink()
+        else:
+            assert (path / "mine.txt").read_text() == "mine"
+            (path / "mine.txt").unlink()
+            path.rmdir()
+        os.rename(aside, path)
+    assert train(tiny("steps=3"), tmp_path / "run", mode=mode).state == "finished"
+
+
+def test_restart_removes_only_what_a_run_wrote(tmp_path):
+    """Somebody's project that also has a config.yaml, a note among the checkpoints, checkpoints on another disk."""
+    project = tmp_path / "project"
+    (project / "checkpoints").mkdir(parents=True)
+    (project / "checkpoints" / "best.pt").write_text("mine")
+    for text in ("model: resnet\n", "task: language\nbase: lm-tiny\n"):
+        (project / "config.yaml").write_text(text)
+        before = contents(project)
+        with pytest.raises(ConfigError, match=r"holds other files; its config\.yaml is not that of a run"):
+            train(tiny("steps=3"), project, mode="restart")
+        assert contents(project) == before
+    run = tmp_path / "run"
+    train(tiny("steps=3"), run)
+    for name in ("checkpoints/notes.txt", "checkpoints/step-00000003/notes.txt"):
+        (run / name).write_text("mine")
+        before = contents(run)
+        with pytest.raises(ConfigError, match=r"notes\.txt' was not made by this program; move it away"):
+            train(tiny("steps=3"), run, mode="restart")
+        assert contents(run) == before
+        (run / name).unlink()
+    os.rename(run / "checkpoints", tmp_path / "large disk")
+    (run / "checkpoints").symlink_to(tmp_path / "large disk")
+    assert train(tiny("steps=4"), run, mode="restart").state == "finished"
+    assert (run / "checkpoints").is_symlink()
+    assert sorted(path.name for path in (tmp_path / "large disk").iterdir()) == ["run.json", "step-00000004"]
 
 
 # metrics.jsonl ---------------------------------------------------------------------------------------

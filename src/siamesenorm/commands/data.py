@@ -105,6 +105,7 @@ def train_tokenizer(
 ) -> None:
     """Train a byte-level BPE tokenizer."""
     with reported():
+        from siamesenorm.data.atomic import check_output
         from siamesenorm.data.bpe import train_bpe
         from siamesenorm.data.documents import Reading
         from siamesenorm.data.errors import DataError
@@ -115,8 +116,7 @@ def train_tokenizer(
         settings = check_settings(field=field, unit=unit, invalid=invalid)
         if not megabytes > 0:
             raise DataError(f"megabytes: {megabytes} is not allowed; it takes a number above 0")
-        if out.is_dir() or not out.parent.is_dir():
-            raise DataError(f"out: {str(out)!r} is not allowed; it takes the path of a file in a folder that is there")
+        check_output(out, "out")
         found = find_sources(sources, format=format, pattern=pattern, subset=subset, hub_split=split)
         reading = Reading(settings.field, settings.unit, settings.invalid)
 

@@ -26,7 +26,8 @@ def reported() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        if isinstance(error, OSError) and error.errno in BAD_NAMES:
+        # a file that is not ours, a name that no file can have: inputs that can be put right
+        if isinstance(error, ValueError) or (isinstance(error, OSError) and error.errno in BAD_NAMES):
             raise
         typer.echo(f"siamesenorm: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None

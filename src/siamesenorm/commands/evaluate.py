@@ -66,15 +66,15 @@ def evaluate(
     with loading():
         from rich.console import Console
 
-        from siamesenorm.data.atomic import write_json
+        from siamesenorm.data.atomic import check_output, write_json
         from siamesenorm.interop import harness
         from siamesenorm.interop.errors import InteropError
         from siamesenorm.interop.perplexity import check_stride
         from siamesenorm.tasks.harness_tasks import resolve_tasks
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise InteropError(f"output: {str(output)!r} is not allowed; it takes a file in a folder that is there")
+    if output is not None:
+        check_output(output, "output")
     if dtype not in DTYPES:
         raise InteropError(f"dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
     chosen = find_device(device)

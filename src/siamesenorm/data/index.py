@@ -93,6 +93,9 @@ class Settings(Entry):
     shard_bytes: Annotated[int, Field(ge=1)] | None = None
 
 
+FORMAT = "siamesenorm-tokens"
+
+
 class Index(Entry):
     """Everything about a prepared folder."""
 
@@ -136,6 +139,15 @@ def read_index(folder: str | Path) -> Index:
         if path.parent.is_file():
             raise DataError(f"data: {str(folder)!r} is a file; name the folder that holds {INDEX}") from None
         raise DataError(f"data: {str(folder)!r} is not a prepared folder; it has no {INDEX}") from None
+
+
+def holds_index(folder: Path, form: str) -> bool:
+    """Whether a folder's index was written by this program for a form, be it whole or damaged since."""
+    try:
+        with open(folder / INDEX, "rb") as file:
+            return f'"format": "{form}"'.encode() in file.read(1000)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
 
 
 def write_index(folder: Path, index: Index) -> None:

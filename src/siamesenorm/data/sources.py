@@ -14,6 +14,7 @@ from siamesenorm.data.documents import SPLITS, Document, Reading, Source
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import JsonLinesFile, TextFile
 from siamesenorm.data.held_out import split_document
+from siamesenorm.data.listing import walk
 from siamesenorm.data.reading import named_path
 from siamesenorm.data.stdlib import PythonCorpus
 
@@ -100,7 +101,7 @@ def _embedded(name: str, seed: int) -> Source:
 
 def _folder(root: Path, format: str, pattern: str | None) -> list[Source]:
     found: list[tuple[str, Path]] = []
-    for folder, inner, files in os.walk(root):
+    for folder, inner, files in walk(root):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         for file in files:
             path = Path(folder, file)

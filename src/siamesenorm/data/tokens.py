@@ -20,6 +20,7 @@ from siamesenorm.data.arrays import array_header
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import LOOK, looks_like_text
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
+from siamesenorm.data.listing import files_below
 from siamesenorm.data.reading import named_path
 from siamesenorm.data.tokenizer import TokenIds, Tokenizer
 
@@ -182,7 +183,7 @@ def _prepared(folder: Path, split: str) -> Tokens:
 def _raw_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    found = sorted(path.rglob("*.npy")) if path.is_dir() else []
+    found = [file for file in files_below(path) if file.suffix == ".npy"] if path.is_dir() else []
     if not found:
         raise DataError(
             f"data: {str(path)!r} is neither a prepared folder, nor a .npy file, nor a folder of .npy files"

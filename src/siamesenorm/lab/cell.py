@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -21,8 +20,9 @@ from pydantic import Field
 from siamesenorm.data.atomic import write_json
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_model
+from siamesenorm.data.removal import remove_tree
 from siamesenorm.train.display import Display
-from siamesenorm.train.folder import CHECKPOINTS, AsWritten, State
+from siamesenorm.train.folder import CHECKPOINTS, FOLDERS, AsWritten, State
 
 FACTS = "cell.json"
 SECONDS_BETWEEN = 0.2
@@ -69,7 +69,8 @@ def run_cell(order: Order, send: Send) -> State:
     }
     write_json(folder / FACTS, facts)
     if result.state in ("finished", "diverged"):
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)  # it will not go on; its weights are exported
+        with contextlib.suppress(OSError):  # it will not go on; its weights are exported
+            remove_tree(folder / CHECKPOINTS, FOLDERS[CHECKPOINTS])
     return result.state
 
 

@@ -14,20 +14,21 @@ import importlib
 import importlib.util
 import io
 import os
-import shutil
 import sys
 import tarfile
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from siamesenorm.data.reading import reason_of
-from siamesenorm.lab.cell import Order, run_cell
+from siamesenorm.data.removal import remove_file, scratch_folder
+from siamesenorm.data.replacement import Replacement
+from siamesenorm.lab.cell import FACTS, Order, run_cell
 from siamesenorm.lab.runner import DONE, Progress, Stopping, Watcher
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import CONFIG, FOLDERS, OWN
 
 SECONDS = 0.5
 """Between two looks at what has ended."""
@@ -146,25 +147,24 @@ def _mark(plan: Sequence[Progress]) -> Iterator[Path]:
     try:
         yield mark
     finally:
-        mark.unlink(missing_ok=True)
+        remove_file(mark)
 
 
 def remote_cell(order: Order, files: bytes, mark: str) -> tuple[dict[str, Any], bytes | None]:
     """What a Ray worker does: how it ended, and the folder's files if this machine does not share them."""
-    shared = Path(mark).exists()
-    place = Path(order.folder) if shared else Path(tempfile.mkdtemp(prefix="siamesenorm-")) / Path(order.folder).name
+    if Path(mark).exists():
+        return _ended(order), None
+    with scratch_folder(Path(tempfile.gettempdir()), "siamesenorm", 0o700) as scratch:
+        place = scratch / Path(order.folder).name
+        unpack(files, place)
+        return _ended(Order(order.config, str(place), order.provenance, order.threads)), packed(place)
+
+
+def _ended(order: Order) -> dict[str, Any]:
     try:
-        if not shared:
-            unpack(files, place)
-        state = run_cell(Order(order.config, str(place), order.provenance, order.threads), lambda message: None)
-        message: dict[str, Any] = {"kind": "ended", "state": state}
+        return {"kind": "ended", "state": run_cell(order, lambda message: None)}
     except (ValueError, OSError) as error:
-        message = {"kind": "failed", "message": " ".join(str(error).split())}
-    if shared:
-        return message, None
-    found = packed(place)
-    shutil.rmtree(place.parent, ignore_errors=True)
-    return message, found
+        return {"kind": "failed", "message": " ".join(str(error).split())}
 
 
 def packed(folder: Path) -> bytes:
@@ -178,17 +178,19 @@ def packed(folder: Path) -> bytes:
 
 
 def unpack(files: bytes, folder: Path) -> None:
-    """The files in a folder, whole or not at all."""
+    """The files in a folder, whole or not at all; what somebody else has put there stays."""
     if not files:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{time.monotonic_ns()}.partial")
-    try:
+    with scratch_folder(folder.parent, folder.name) as new:
         with tarfile.open(fileobj=io.BytesIO(files)) as archive:
-            archive.extractall(partial, filter="data")
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-    finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(partial)
+            archive.extractall(new, filter="data")
+        with Replacement() as swap:
+            if not folder.exists():
+                swap.move(new, folder)
+                return
+            for name in (CONFIG, FACTS, *OWN):
+                swap.set_aside(folder / name, FOLDERS.get(name))
+            for path in sorted(new.iterdir()):
+                if not os.path.lexists(folder / path.name):
+                    swap.move(path, folder / path.name)

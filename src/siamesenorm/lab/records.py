@@ -6,13 +6,13 @@ import functools
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.listing import walk
 from siamesenorm.data.reading import read_model
 from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import GRID, OWN_OPTIONS, OnAxes
@@ -139,7 +139,7 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
         if not path.is_dir():
             raise ConfigError(f"run: {str(path)!r} is not a folder; it takes runs, or folders that hold some")
         below = []
-        for folder, inner, files in os.walk(path):
+        for folder, inner, files in walk(path):
             inner.sort()
             if CONFIG in files:
                 below.append(Path(folder))

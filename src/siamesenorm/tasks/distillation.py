@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.timm_transforms import import_timm
-from siamesenorm.data.reading import reason_of
+from siamesenorm.data.reading import named_path, reason_of
 from siamesenorm.data.tensors import read_tensors
 
 TIMM = "timm:"

@@ -104,10 +104,9 @@ class Loop:
         self.recorder = world.agree(lambda: Recorder(config, task, run, world, display))
         chance_loss = world.agree(task.chance_loss)
         self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, chance_loss, task.chance)
-        self.store = CheckpointStore(
-            run.path / CHECKPOINTS, config.checkpoint.keep, world, report=lambda text: self._note("checkpoint", text)
-        )
+        self.store = CheckpointStore(run.path / CHECKPOINTS, config.checkpoint.keep, world, report=self._not_saved)
         self.held_out = task.held_out_sizes()
+        self.problem: str | None = None
         self.step, self.seconds = 0, 0.0
         self.loss: float | None = None
         self.evaluation: dict[str, float] = {}
@@ -128,6 +127,13 @@ class Loop:
         self._say_held_out()
         if self.engine.compiled and self.step < self.config.steps:
             self._note("compile", "blocks are compiled in the first step; that takes up to a minute, once")
+        try:
+            return self._steps()
+        except OSError as error:
+            self._fail(error)
+            raise
+
+    def _steps(self) -> Result:
         with Interruption() as interruption:
             while self.step < self.config.steps:
                 verdict = self.take_step()
@@ -201,6 +207,7 @@ class Loop:
     def save(self, wait: bool = False) -> bool:
         """Begin to write a checkpoint of this step; the metrics up to it are on the disk before. False if it failed."""
         self.recorder.sync()
+        self.problem = None
         succeeded = self.store.save(self.step, self.engine.state(self._progress()), wait=wait)
         self.saved = self.step
         self._status("running")
@@ -268,12 +275,25 @@ class Loop:
         self._status(state, message=message)
         return Result(state, self.step, self.loss, message, self.folder.path, self.evaluation, received)
 
+    def _fail(self, error: OSError) -> None:
+        """Leave word of what the system refused, as far as it still lets us."""
+        reason = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        with contextlib.suppress(OSError):
+            self._status("failed", message=f"step {self.step}: {reason}; the same command goes on from the last save")
+
     def _export(self) -> None:
         self.engine.export(self.folder.path / WEIGHTS)
         if self.world.is_main:
             self.task.save_extras(self.folder.path)
 
+    def _not_saved(self, sentence: str) -> None:
+        """A save has failed, or a checkpoint was found damaged."""
+        self.problem = sentence
+        self._note("checkpoint", sentence)
+
     def _status(self, state: State, **facts: Any) -> None:
+        if self.problem is not None:
+            facts["problem"] = self.problem
         self.recorder.status(
             state,
             step=self.step,

@@ -8,7 +8,6 @@ checkpoint executes nothing.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.reading import read_object
 from siamesenorm.train.manifest import CheckpointError
 
@@ -43,10 +43,8 @@ class ShardWriter(FileSystemWriter):
             chunks = [_chunk_entry(chunk, places[MetadataIndex(name, chunk.offsets)]) for chunk in stored.chunks]
             dtype = str(stored.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "size": list(stored.size), "chunks": chunks}
-        with open(Path(self.path) / INDEX, "w") as file:
-            json.dump({"tensors": tensors}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        with whole_file(Path(self.path) / INDEX) as file:
+            file.write(json.dumps({"tensors": tensors}).encode())
 
 
 class ShardReader(FileSystemReader):

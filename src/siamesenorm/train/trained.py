@@ -117,3 +117,14 @@ def save_trained(trained: Trained, file: Path) -> None:
     tensors = {name: tensor.detach().contiguous() for name, tensor in trained.model.state_dict().items()}
     with whole_file(file) as out:
         out.write(save(tensors, metadata=metadata))
+
+
+def is_export(file: Path) -> bool:
+    """Whether a file was written by `save_trained`."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {"task", "config", "step"} <= (opened.metadata() or {}).keys()
+    except (SafetensorError, OSError):
+        return False

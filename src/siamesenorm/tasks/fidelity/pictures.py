@@ -22,6 +22,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.folder import folder_name
 from siamesenorm.data.images.pictures import ENDINGS, decode
+from siamesenorm.data.listing import files_below
 from siamesenorm.data.reading import named_path
 
 Images = NDArray[np.uint8]
@@ -56,7 +57,7 @@ def open_pictures(source: str | Path) -> Pictures:
 def has_pictures(path: Path) -> bool:
     """Whether image files lie in a folder or below it, or an array of images in an .npz."""
     if path.is_dir():
-        return any(file.suffix.lower() in ENDINGS for file in path.rglob("*"))
+        return any(file.suffix.lower() in ENDINGS for file in files_below(path))
     return ARRAY in array_names(path)
 
 
@@ -90,7 +91,7 @@ def _batched(images: Iterable[Images], size: int) -> Iterator[Images]:
 
 
 def _folder(root: Path) -> Pictures:
-    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+    files = [path for path in files_below(root) if path.suffix.lower() in ENDINGS]
     if not files:
         raise DataError(f"pictures: {str(root)!r} holds no images; it takes files such as {', '.join(ENDINGS)}")
 

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from siamesenorm.data.arrays import array_names, read_arrays
-from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.atomic import check_output, whole_file
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.tasks.fidelity.statistics import Gaussian
@@ -61,6 +61,7 @@ def check_target(path: Path, option: str = "--save-stats") -> None:
             f"{option}: {str(path)!r} is not allowed; it takes a file that ends in {' or '.join(SUFFIXES)} "
             "in a folder that is there"
         )
+    check_output(path, option)
 
 
 def write_reference(path: Path, reference: Reference) -> None:
