@@ -18,6 +18,7 @@ from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, RunFolder
+from siamesenorm.train.weights import check_weights
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def open_trained(folder: Path | str, task: str | None = None) -> Trained:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
+        check_weights(run)
         try:
             model.load_state_dict(load_file(run.path / WEIGHTS), assign=True)
         except (SafetensorError, RuntimeError, OSError) as error:
