@@ -290,12 +290,15 @@ def test_a_prompt_that_is_too_long(run, capsys):
     assert "max_length = 512" in one_sentence(["generate", str(run), "x" * 600], capsys)
 
 
-def test_damaged_weights_are_one_sentence(run, tmp_path, capsys):
+def test_damaged_weights_are_one_sentence(run, tmp_path, monkeypatch, capsys):
     import shutil
 
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     (copy / "weights.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
+    assert "has 10 bytes instead of" in one_sentence(["generate", str(copy), "x"], capsys)
+    (copy / "status.json").unlink()
+    monkeypatch.setattr("siamesenorm.train.weights._told", {copy.resolve()})
     assert "cannot be read" in one_sentence(["generate", str(copy), "x"], capsys)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.ema import WeightAverage
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import plain_name
+from siamesenorm.train.manifest import Entry
 from siamesenorm.train.optimizer import build_optimizer, set_lr
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
 from siamesenorm.train.precision import Precision
@@ -192,9 +194,9 @@ class Engine:
             return {}
         return {prefix + plain_name(name): tensor for name, tensor in self.average.average.items()}
 
-    def export(self, file: Any) -> None:
-        """Weights, averaged ones if there are any, as one safetensors file."""
-        export_weights(self.model, file, self._averaged() or None, is_main=self.world.is_main)
+    def export(self, file: Path) -> Entry | None:
+        """Weights, averaged ones if there are any, as one safetensors file; the main process gets its checksum."""
+        return export_weights(self.model, file, self._averaged() or None, is_main=self.world.is_main)
 
     def close(self) -> None:
         """Stop reading ahead."""

@@ -10,7 +10,7 @@ import contextlib
 import math
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
 from siamesenorm.train.recorder import Recorder
 from siamesenorm.train.trackers import check_trackers
+from siamesenorm.train.weights import check_weights
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def train(
         task = world.agree(lambda: _open_task(config, world))
         done = world.from_main(run.status() if run.exists and mode != "restart" else {})
         if done.get("state") in ("finished", "diverged"):
+            world.agree_with_main(lambda: check_weights(run) if (run.path / WEIGHTS).is_file() else None)
             return _finished(run, done)
         with contextlib.ExitStack() as stack:
             world.agree_with_main(lambda: stack.enter_context(run.locked()))
@@ -257,14 +259,14 @@ class Loop:
 
     def end(self, state: State, message: str = "", *, interruption: Interruption | None = None) -> Result:
         """Save what there is to save and say how it ended."""
-        succeeded = True
+        succeeded, facts = True, {}
         if state == "diverged":
             message = f"diverged at step {self.step + 1}: {message}"
         elif self.saved != self.step:
             succeeded = self.save(wait=True)
         succeeded = self.store.finish() and succeeded
         if state == "finished":
-            self._export()
+            facts = self._export()
             message = f"finished {self.step} steps"
         received = None if interruption is None else interruption.signal or signal.SIGTERM
         if received is not None:
@@ -272,7 +274,7 @@ class Loop:
             if not succeeded:
                 message = f"{received.name}: step {self.step} was not saved; the same command goes on from before it"
         self._note(state, message, self.step)
-        self._status(state, message=message)
+        self._status(state, message=message, **facts)
         return Result(state, self.step, self.loss, message, self.folder.path, self.evaluation, received)
 
     def _fail(self, error: OSError) -> None:
@@ -281,10 +283,13 @@ class Loop:
         with contextlib.suppress(OSError):
             self._status("failed", message=f"step {self.step}: {reason}; the same command goes on from the last save")
 
-    def _export(self) -> None:
-        self.engine.export(self.folder.path / WEIGHTS)
-        if self.world.is_main:
-            self.task.save_extras(self.folder.path)
+    def _export(self) -> dict[str, Any]:
+        """Write the weights and what they need beside them; what status.json says of them."""
+        written = self.engine.export(self.folder.path / WEIGHTS)
+        if written is None:
+            return {}
+        self.task.save_extras(self.folder.path)
+        return {"weights": asdict(written)}
 
     def _not_saved(self, sentence: str) -> None:
         """A save has failed, or a checkpoint was found damaged."""

@@ -20,6 +20,7 @@ from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, RunFolder
+from siamesenorm.train.weights import check_weights
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def open_trained(folder: Path | str, task: str | None = None) -> Trained:
         raise ConfigError(f"run: {str(folder)!r} is a run of {config.task}; it takes one of {task}")
     model = _empty_model(config)
     if (run.path / WEIGHTS).is_file():
+        check_weights(run)
         tensors, _ = read_tensors(run.path / WEIGHTS, "run")
         try:
             model.load_state_dict(tensors, assign=True)
