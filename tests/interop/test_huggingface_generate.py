@@ -18,7 +18,7 @@ def scattered(topology: str = "siamese", **fields) -> SiameseNormForCausalLM:
     """A model whose likeliest tokens are far apart, so that rounding does not decide."""
     model = causal_lm(topology, **fields)
     with torch.no_grad():
-        model.lm_head.weight.mul_(20)
+        model.lm_head.weight.mul_(6)
     return model
 
 

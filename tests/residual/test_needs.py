@@ -160,6 +160,17 @@ def test_every_way_to_run_says_it(way):
         WAYS[way](topology)
 
 
+def test_as_an_error_it_stays_until_it_is_met():
+    topology = make("deepnorm", needs="check")
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UnmetNeedsWarning)
+            with pytest.raises(UnmetNeedsWarning, match="deepnorm wants first weights"):
+                topology.start(X)
+    take(topology, "init")
+    topology.start(X)
+
+
 def test_a_compiled_stack_says_it_without_a_graph_break():
     class Model(nn.Module):
         def __init__(self):

@@ -156,11 +156,11 @@ class NeedsOnOffer:
             }
             counts = Counter(offer for offer, _ in self.open_needs)
             missing = [f"{words[offer]} (residual.{offer}) in {counts[offer]}" for offer in words if counts[offer]]
-            self.open_needs = set()
             warn(
                 f"{self.name} wants {', '.join(missing)} of {len(self.places)} sublayers; take them from there, or "
                 "say Residual(..., needs='met') where your own code has them, or needs='waived' to go without"
             )
+            self.open_needs = set()  # said; where warnings are errors it is not reached, and said again
 
     def _needs_of(self, place: Place) -> SublayerNeeds:
         if place not in self.places:
