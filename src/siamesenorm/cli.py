@@ -143,19 +143,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except ValueError as error:
-        if not is_bad_input(error):
+        if not _is_bad_input(error):
             raise
-        return refusal(error)
+        print(f"siamesenorm: {with_suggestion(str(error))}", file=sys.stderr)
+        return EXIT_BAD_INPUT
     return 0
 
 
-def refusal(error: Exception) -> int:
-    """Say what is wrong with the input; returns the exit code for it."""
-    print(f"siamesenorm: {with_suggestion(str(error))}", file=sys.stderr, flush=True)
-    return EXIT_BAD_INPUT
-
-
-def is_bad_input(error: BaseException) -> bool:
+def _is_bad_input(error: ValueError) -> bool:
     """Whether it is one of the library's own errors, whose message is a sentence for people."""
     from siamesenorm.data.errors import DataError
     from siamesenorm.interop.errors import InteropError
