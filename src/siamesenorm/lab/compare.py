@@ -7,6 +7,7 @@ verdict(analyse(read_records(prepared.done)))
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -16,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from siamesenorm.data.atomic import write_json
+from siamesenorm.data.atomic import locked_folder, write_json
 from siamesenorm.data.index import INDEX, read_index
 from siamesenorm.data.preparation import prepare
 from siamesenorm.data.sources import find_sources
 from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import GRID, Cell, Grid, Setting, depth_axis, parse_numbers, parse_setting, parse_topologies
 from siamesenorm.lab.presets import Preset
-from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts
+from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts, threads_asked_for
 from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
 from siamesenorm.tasks import find_task
 from siamesenorm.train.errors import ConfigError
@@ -137,8 +138,25 @@ def prepare_text(source: Path, out: Path) -> Path:
     raise ConfigError(f"--text: {str(source)!r} is too short; it takes a text of which some lines can be held out")
 
 
-def prepare_grid(grid: Grid, out: Path | str) -> Prepared:
-    """Check every cell and the data; bad input raises before anything is written."""
+class OneComparison(contextlib.ExitStack):
+    """Keeps a second comparison out of a folder, from the moment on when there is one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.taken = folder, False
+
+    def take(self) -> None:
+        """Raise if the folder is another one's; nothing where there is no folder yet."""
+        if not self.taken and self.folder.is_dir():
+            self.enter_context(locked_folder(self.folder, "--out: another comparison"))
+            self.taken = True
+
+
+def prepare_grid(grid: Grid, out: Path | str, one: OneComparison | None = None) -> Prepared:
+    """Check every cell and the data; bad input raises before anything is written.
+
+    one: takes the folder before anything is written into it.
+    """
     cells = grid.cells()
     places = plan(cells, Path(out))
     facts: dict[str, Any] = {**machine_facts(), "command": command(), "data": {}}
@@ -149,6 +167,8 @@ def prepare_grid(grid: Grid, out: Path | str) -> Prepared:
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if one is not None:
+            one.take()
         write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [cell.name for cell in cells]})
     except OSError as error:
         raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
@@ -192,8 +212,8 @@ def open_engine(name: str, jobs: int | None = None) -> Engine:
 
 
 def local_engine(jobs: int | None = None) -> LocalEngine:
-    """As many processes as asked for, or one a core, or one a GPU."""
+    """As many processes as asked for, or one a core (a few cores where OMP_NUM_THREADS says so), or one a GPU."""
     import torch
 
     gpus = torch.cuda.device_count()
-    return LocalEngine(jobs or gpus or cores(), gpus=gpus)
+    return LocalEngine(jobs or gpus or max(1, cores() // (threads_asked_for() or 1)), gpus=gpus)
