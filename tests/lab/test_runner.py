@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from siamesenorm.cli import main
-from siamesenorm.lab.compare import Prepared, prepare_grid, prepare_text
+from siamesenorm.data.errors import DataError
+from siamesenorm.lab.compare import OneComparison, Prepared, local_engine, prepare_grid, prepare_text
 from siamesenorm.lab.grid import Grid
 from siamesenorm.lab.records import read_records
 from siamesenorm.lab.runner import LocalEngine, Watcher, plan
@@ -272,3 +273,42 @@ def test_a_metric_that_no_run_would_have_is_refused_before_training(tmp_path, me
 def test_a_plan_writes_nothing(tmp_path):
     plan(tiny_grid().cells(), tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_comparison_in_a_folder_is_refused_at_the_start(finished, capsys):
+    out, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with OneComparison(out) as one:
+        one.take()
+        assert main(["compare", "--recipe", "lm-tiny", "--out", str(out), *TINY]) == 2
+    error = capsys.readouterr().err
+    assert error == f"siamesenorm: --out: another comparison is at work in {str(out)!r}; wait for it or stop it\n"
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_comparison_takes_its_folder_before_it_writes_there(tmp_path):
+    """Of two that begin at once in a folder that is not there yet, one is refused."""
+    one, other = OneComparison(tmp_path / "out"), OneComparison(tmp_path / "out")
+    one.take()
+    prepare_grid(tiny_grid(), tmp_path / "out", one)
+    written = (tmp_path / "out" / "grid.json").read_bytes()
+    with pytest.raises(DataError, match="another comparison is at work"):
+        prepare_grid(tiny_grid(seeds=(5,)), tmp_path / "out", other)
+    assert (tmp_path / "out" / "grid.json").read_bytes() == written
+    one.close()
+    prepare_grid(tiny_grid(seeds=(5,)), tmp_path / "out", other)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads", "jobs"),
+    [("1", 1, 8), ("4", 4, 2), ("3,2", 3, 2), ("16", 16, 1), ("", 1, 8), ("0", 1, 8), ("many", 1, 8)],
+)
+def test_the_threads_of_a_cell_are_what_omp_num_threads_says(monkeypatch, asked, threads, jobs):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    for module in ("compare", "runner"):
+        monkeypatch.setattr(f"siamesenorm.lab.{module}.cores", lambda: 8)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    engine = local_engine()
+    assert (engine.threads, engine.jobs) == (threads, jobs)
+    assert local_engine(2).threads == (int(asked.partition(",")[0]) if asked in ("1", "4", "3,2", "16") else 4)

@@ -57,7 +57,11 @@ def command(rank: int, port: int, folder: Path, stage: str, error: Exception | N
             raise error
 
         setattr(*STAGES[stage], fail)
-    code = main(["train", "lm-tiny", *SMALL, "parallel.device=cpu", "--run", str(folder / "run")])
+    code = 1
+    try:
+        code = main(["train", "lm-tiny", *SMALL, "parallel.device=cpu", "--run", str(folder / "run")])
+    except Exception as defect:  # as the interpreter shows it
+        sys.excepthook(type(defect), defect, defect.__traceback__)
     sys.stderr.flush()
     os._exit(code)
 

@@ -172,7 +172,10 @@ def test_what_decides_no_loss_may_change_on_resume(tmp_path, monkeypatch):
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
+    """The second is refused at the start, before it opens its data."""
     run = RunFolder(tmp_path / "run")
+    with run.locked(), pytest.raises(ConfigError, match="another process is training"):
+        train(tiny("steps=1", "warmup=0", f"data.train={tmp_path}/not-there"), tmp_path / "run")
     with run.locked(), pytest.raises(ConfigError, match="another process is training"):
         train(tiny("steps=1", "warmup=0"), tmp_path / "run")
     assert train(tiny("steps=1", "warmup=0"), tmp_path / "run").state == "finished"

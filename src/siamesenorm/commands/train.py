@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import sys
-import traceback
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -62,9 +59,8 @@ def train(
     """
     from rich.console import Console
 
-    from siamesenorm.refusal import say
     from siamesenorm.train.display import ConsoleDisplay, Display, output_may_be_gone
-    from siamesenorm.train.distributed import World
+    from siamesenorm.train.distributed import World, lost_another
     from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.folder import Mode
     from siamesenorm.train.loop import train as run_training
@@ -77,9 +73,8 @@ def train(
     try:
         config = resolve(recipe, overrides or [])
     except ConfigError as error:
-        code = say(error)
         refuse(str(error))  # other processes need not wait for this one
-        raise typer.Exit(code or EXIT_FAILED) from None
+        raise
     folder = run or default_folder(recipe, overrides or [])
     console = Console(stderr=True)
     world = World.start(config.parallel)
@@ -88,12 +83,14 @@ def train(
         display = ConsoleDisplay(console, title) if world.is_main else Display()
         result = run_training(config, folder, mode=mode, display=display, world=world)
     except Exception as error:
-        if world.size > 1:
-            end_one_of_many(error, world.rank)
-        if isinstance(error, OSError):
-            typer.echo(f"siamesenorm: {folder}: {error.strerror or error}", err=True)
-            raise typer.Exit(EXIT_FAILED) from None
-        raise
+        if world.size > 1 and lost_another(error):
+            problem = f"process {world.rank}: another process of the run has failed or was lost; its own words say why"
+        elif isinstance(error, OSError):
+            problem = f"{folder}: {error.strerror or error}"
+        else:
+            raise
+        typer.echo(f"siamesenorm: {problem}", err=True)
+        raise typer.Exit(EXIT_FAILED) from None
     finally:
         world.close()
     if world.is_main:
@@ -103,22 +100,6 @@ def train(
         raise typer.Exit(EXIT_DIVERGED)
     if result.signal is not None:
         raise typer.Exit(SIGNAL_BASE + result.signal.value)
-
-
-def end_one_of_many(error: Exception, rank: int) -> NoReturn:
-    """End this process with its word, at once: threads that talked to the others can keep it from ending as usual."""
-    from siamesenorm.refusal import say
-    from siamesenorm.train.distributed import lost_another
-
-    code: int | None = EXIT_FAILED
-    if lost_another(error):
-        lost = f"process {rank}: another process of the run has failed or was lost; its own words say why"
-        typer.echo(f"siamesenorm: {lost}", err=True)
-    elif (code := say(error)) is None:  # a defect shows its trace
-        traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(EXIT_FAILED if code is None else code)
 
 
 def default_folder(recipe: str, overrides: list[str]) -> Path:

@@ -112,8 +112,11 @@ def sha256_matches(path: Path, expected: str, size: int | None = None) -> bool:
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep a second preparation out of a folder; the lock goes with the process, however it ends."""
+def locked_folder(folder: Path, work: str = "out: another preparation") -> Iterator[None]:
+    """Keep a second piece of work out of a folder; the lock goes with the process, however it ends.
+
+    work: how the sentence begins that the second one is refused with.
+    """
     if sys.platform == "win32":
         yield
         return
@@ -124,7 +127,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"out: another preparation is at work in {str(folder)!r}; wait for it or stop it") from None
+            raise DataError(f"{work} is at work in {str(folder)!r}; wait for it or stop it") from None
         except OSError:
             pass  # a file system without locks
         yield

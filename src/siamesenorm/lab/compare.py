@@ -7,6 +7,7 @@ verdict(analyse(read_records(prepared.done)))
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from siamesenorm.data.atomic import write_json
+from siamesenorm.data.atomic import locked_folder, write_json
 from siamesenorm.data.documents import Reading, Source
 from siamesenorm.data.held_out import LEAST as LEAST_TOKENS
 from siamesenorm.data.held_out import NEEDED, hold_out
@@ -26,7 +27,7 @@ from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import GRID, Cell, Grid, Setting, depth_axis, parse_numbers, parse_setting, parse_topologies
 from siamesenorm.lab.presets import Preset
-from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts
+from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts, threads_asked_for
 from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import DECIDED_BY, LEAST
@@ -179,10 +180,25 @@ def check_measured(task: Task, name: str) -> None:
         )
 
 
-def prepare_grid(grid: Grid, out: Path | str, metric: str | None = None) -> Prepared:
+class OneComparison(contextlib.ExitStack):
+    """Keeps a second comparison out of a folder, from the moment on when there is one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.taken = folder, False
+
+    def take(self) -> None:
+        """Raise if the folder is another one's; nothing where there is no folder yet."""
+        if not self.taken and self.folder.is_dir():
+            self.enter_context(locked_folder(self.folder, "--out: another comparison"))
+            self.taken = True
+
+
+def prepare_grid(grid: Grid, out: Path | str, metric: str | None = None, one: OneComparison | None = None) -> Prepared:
     """Check every cell and the data; bad input raises before anything is written.
 
     metric: what cells are to be compared by; the held-out loss if it is not said.
+    one: takes the folder before anything is written into it.
     """
     cells = grid.cells()
     places = plan(cells, Path(out))
@@ -194,6 +210,8 @@ def prepare_grid(grid: Grid, out: Path | str, metric: str | None = None) -> Prep
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if one is not None:
+            one.take()
         write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [cell.name for cell in cells]})
     except OSError as error:
         raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
@@ -237,8 +255,8 @@ def open_engine(name: str, jobs: int | None = None) -> Engine:
 
 
 def local_engine(jobs: int | None = None) -> LocalEngine:
-    """As many processes as asked for, or one a core, or one a GPU."""
+    """As many processes as asked for, or one a core (a few cores where OMP_NUM_THREADS says so), or one a GPU."""
     import torch
 
     gpus = torch.cuda.device_count()
-    return LocalEngine(jobs or gpus or cores(), gpus=gpus)
+    return LocalEngine(jobs or gpus or max(1, cores() // (threads_asked_for() or 1)), gpus=gpus)

@@ -42,6 +42,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads_asked_for() -> int | None:
+    """Threads of a process by OMP_NUM_THREADS, whose first number counts; None where it says nothing sensible."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and int(first) else None
+
+
 @functools.lru_cache(maxsize=1)
 def processor() -> str:
     """The processor's name, or its architecture where the system does not say."""

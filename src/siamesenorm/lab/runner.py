@@ -17,7 +17,7 @@ from typing import Any, Literal
 from siamesenorm.data.workers import start_fork_server
 from siamesenorm.lab.cell import Order, work
 from siamesenorm.lab.grid import Cell
-from siamesenorm.lab.provenance import cores
+from siamesenorm.lab.provenance import cores, threads_asked_for
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.interruption import Interruption
@@ -107,7 +107,7 @@ class LocalEngine:
         if jobs < 1:
             raise ConfigError(f"--jobs: {jobs} is not allowed; it takes 1 or more")
         self.jobs, self.gpus = jobs, gpus
-        self.threads = threads or max(1, cores() // jobs)
+        self.threads = threads or threads_asked_for() or max(1, cores() // jobs)
         self.context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
             # torch._dynamo: building a model on `meta` imports it, 1.7 s in every cell otherwise.

@@ -7,6 +7,7 @@ is one process and nothing is initialised. Gloo carries tensors on the CPU, NCCL
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 TIMEOUT = 600.0
 CHANNEL_TIMEOUT = 7200.0
+_failed: list[Any] = []
 MESH_NAMES = {"hsdp": ("replicate", "shard"), "tp": ("data", "tensor")}
 
 
@@ -77,6 +79,10 @@ class World:
     def close(self) -> None:
         """Leave the world."""
         if self.size > 1 and dist.is_initialized():
+            if sys.exc_info()[1] is not None:
+                # DDP's reducer may live on in the trace. Were it the last to let go of the group, it would wait with
+                # Python's lock held for the group's threads, and these may be waiting for the lock.
+                _failed.append(dist.group.WORLD)
             dist.destroy_process_group()
 
     @property

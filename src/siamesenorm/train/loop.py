@@ -63,13 +63,17 @@ def train(
         run = RunFolder(folder)
         config = world.agree(lambda: in_steps(config))
         world.agree_with_main(lambda: _check(run, config, mode))
-        task = world.agree(lambda: _open_task(config, world))
         done = world.from_main(run.status() if run.exists and mode != "restart" else {})
         if done.get("state") in ("finished", "diverged"):
             world.agree_with_main(lambda: check_weights(run) if (run.path / WEIGHTS).is_file() else None)
             return _finished(run, done)
         with contextlib.ExitStack() as stack:
-            world.agree_with_main(lambda: stack.enter_context(run.locked()))
+            there = world.from_main(run.path.is_dir())
+            if there:  # who trains there already is found before data are opened, which may take its time
+                world.agree_with_main(lambda: stack.enter_context(run.locked()))
+            task = world.agree(lambda: _open_task(config, world))
+            if not there:
+                world.agree_with_main(lambda: stack.enter_context(run.locked()))
             engine = Engine(config, task, world)  # finds what does not fit model or world, before anything is written
             stack.callback(engine.close)
             world.agree_with_main(lambda: run.begin(config, mode))
