@@ -40,7 +40,7 @@ def lowest(project: dict[str, object]) -> dict[str, str]:
     for text in (text for group in groups for text in group):
         if text.startswith(f"{project['name']}["):
             continue
-        matched = re.fullmatch(r"([A-Za-z0-9_.-]+)>=([0-9.]+)", text)
+        matched = re.fullmatch(r"([A-Za-z0-9_.-]+)>=([0-9.]+)(?:; .+)?", text)
         if matched is None:
             raise SystemExit(f"pyproject.toml: {text!r} is not allowed; a requirement takes the form name>=version")
         name, version = matched.groups()

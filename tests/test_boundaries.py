@@ -31,7 +31,7 @@ READERS = {
         "data/images/cifar.py": "a format of its own, whose size is that of its file",
     },
     "zipfile.ZipFile": {"data/arrays.py": "the boundary"},
-    "safe_open": {"data/tensors.py": "the boundary"},
+    "safe_open": {"data/tensors.py": "the boundary", "train/trained.py": "whether a header is ours, any error is a no"},
     "load_file": {},
     "torch.load": {"tasks/fidelity/inception_weights.py": "the published file of weights is a pickle; weights_only"},
     "read_text": {
@@ -44,12 +44,15 @@ READERS = {
         "lab/page.py": "the script of plotly",
         "lab/cell.py": "/proc",
         "lab/provenance.py": "/proc",
+        "train/memory.py": "/proc and control groups",
+        "data/torchvision_ops.py": "the source of an installed package",
     },
     "read_bytes": {
         "data/reading.py": "the boundary",
         "data/stdlib.py": "the standard library",
         "data/images/folder.py": "bytes for a checksum",
         "train/folder.py": "bytes that are only compared",
+        "data/replacement.py": "bytes that are kept aside",
     },
 }
 """Calls that turn a file into values, and the only files that make them, each with its reason."""
@@ -106,6 +109,8 @@ def test_other_libraries_read_folders_where_whatever_they_raise_becomes_a_senten
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and name_of(node) == "from_pretrained":
+                if "super()" in ast.unparse(node.func):
+                    continue  # a class that is itself what others load by
                 met += 1
                 assert node in guarded, f"{path}:{node.lineno}"
     assert met >= 4

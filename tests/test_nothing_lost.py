@@ -22,7 +22,6 @@ import siamesenorm
 from data.latents.test_latents import SPLITS, Blocks
 from failing_files import contents, failing, yard
 from interop.huggingface_models import language_model
-from siamesenorm.cli import refusal
 from siamesenorm.data import prepare, read_index, verify
 from siamesenorm.data.latents.encoding import encode_images
 from siamesenorm.data.latents.index import read_latent_index, verify_latents
@@ -30,6 +29,7 @@ from siamesenorm.interop.huggingface import export as export_hf
 from siamesenorm.interop.staging import RECORD, check_target
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.refusal import refusal
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.folder import CONFIG, OWN, RunFolder
@@ -68,7 +68,7 @@ class Sweep:
                 try:
                     act(place)
                 except (OSError, ValueError) as error:
-                    sentence = refusal(error) if isinstance(error, OSError) else str(error)
+                    sentence = (refusal(error) or (str(error), 0))[0]
             after = contents(root, leave_out=place)
             assert before.items() <= after.items(), state.failed
             for path in after.keys() - before.keys():

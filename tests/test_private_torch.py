@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
 import siamesenorm
 
@@ -20,19 +19,10 @@ def transforms_are_seen(active):
     return not active() and seen == [True]
 
 
-def hooks_on_top_are_given(top):
-    def pack(t):
-        return t
-
-    with saved_tensors_hooks(pack, pack):
-        inside = top(False)
-    return top(False) is None and inside == (pack, pack)
-
-
-def hooks_can_be_disabled(enabled):
-    with disable_saved_tensors_hooks("here"):
-        inside = enabled()
-    return enabled() and not inside
+def under_vmap(look):
+    seen = []
+    torch.func.vmap(lambda x: seen.append(look(x)) or x)(torch.ones(2))
+    return seen
 
 
 def changes_in_place(operation, expected, *arguments):
@@ -46,8 +36,14 @@ PYTREE = "torch.utils._pytree"
 
 PRIVATE = {
     "torch._C._are_functorch_transforms_active": transforms_are_seen,
-    "torch._C._autograd._top_saved_tensors_default_hooks": hooks_on_top_are_given,
-    "torch._C._autograd._saved_tensors_hooks_is_enabled": hooks_can_be_disabled,
+    "torch._C._functorch.is_functorch_wrapped_tensor": lambda f: not f(torch.ones(1)) and under_vmap(f) == [True],
+    "torch._C._functorch.is_batchedtensor": lambda f: not f(torch.ones(1)) and under_vmap(f) == [True],
+    "torch._C._functorch.is_legacy_batchedtensor": lambda f: not f(torch.ones(1)),
+    "torch._C._functorch.get_unwrapped": lambda f: under_vmap(lambda x: f(x).shape) == [(2,)],
+    "torch._subclasses.fake_tensor.FakeTensor": lambda found: issubclass(found, torch.Tensor),
+    "torch.autograd.forward_ad._current_level": lambda level: level == -1,
+    "torch.jit._trace.is_tracing": lambda f: f is torch.jit.is_tracing and not f(),
+    "torch.utils._python_dispatch.is_in_torch_dispatch_mode": lambda f: not f(),
     **{
         f"torch._C._distributed_c10d.{name}": lambda found: found is getattr(torch.distributed, found.__name__)
         for name in ("PrefixStore", "Store", "TCPStore")

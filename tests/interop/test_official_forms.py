@@ -183,7 +183,17 @@ def test_every_field_comes_back_or_is_refused(kind):
         for changes in REFUSED[kind]:
             assert not comes_back(kind, text, **changes), (text, changes)
     swept = {name for changes in FIELDS[kind] + REFUSED[kind] for name in changes}
-    left = {"topology", "init_std", "max_length", "vocab_size", "norm_affine", "head_dim", "qk_norm"}
+    left = {
+        "topology",
+        "init",
+        "first_logits",
+        "init_std",
+        "max_length",
+        "vocab_size",
+        "norm_affine",
+        "head_dim",
+        "qk_norm",
+    }
     shape = {*SHAPE, "image_size", "patch_size", "classes", "channels", "input_size", "activation"}
     assert set(kind.model_fields) - swept <= left | shape
 

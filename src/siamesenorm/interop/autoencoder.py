@@ -16,7 +16,8 @@ from torch import Tensor
 
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.torchvision_ops import check_torchvision
-from siamesenorm.interop.errors import InteropError, read_by_others
+from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.reading import read_by_others
 from siamesenorm.models.fingerprint import weights_hash
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from siamesenorm.data.torchvision_ops import check_torchvision
-from siamesenorm.interop.errors import InteropError, read_by_others
+from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.reading import read_by_others
 from siamesenorm.tasks.harness_tasks import task_manager
 
 FEWSHOT_SEED = 1234  # the harness' own

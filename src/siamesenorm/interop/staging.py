@@ -7,7 +7,6 @@ SHA-256; by this, a later export knows what it may replace.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 
 from siamesenorm.data.atomic import named, sha256_of, sync_folder, write_json
 from siamesenorm.data.listing import files_below, names_in
+from siamesenorm.data.reading import read_object
 from siamesenorm.data.removal import NOTHING, Made, NotOurs, check_removable, scratch_folder
 from siamesenorm.data.replacement import Replacement
 from siamesenorm.interop.errors import InteropError
@@ -77,10 +77,10 @@ def check_target(target: Path, overwrite: bool = False) -> Made:
 
 def _made(folder: Path) -> Made:
     """Everything in a folder that is as an export wrote it."""
-    try:
-        files = {name: File(**entry) for name, entry in json.loads((folder / RECORD).read_bytes())["files"].items()}
-    except FileNotFoundError:
+    if not os.path.lexists(folder / RECORD):
         return NOTHING
+    try:
+        files = {name: File(**entry) for name, entry in read_object(folder / RECORD, "export")["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InteropError(f"target: {str(folder / RECORD)!r} is no record of an export; move it away") from None
     for name, file in files.items():

@@ -20,7 +20,7 @@ from siamesenorm.data.packing import make_batch
 from siamesenorm.data.reading import read_json, read_object
 from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
-from siamesenorm.interop.errors import read_by_others
+from siamesenorm.interop.reading import read_by_others
 from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.image_source import open_images_of
 from siamesenorm.lab.inspection.subject import LossFunction
