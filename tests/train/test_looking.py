@@ -55,7 +55,7 @@ def run_tasks(model, tokenizer, names, max_length):
     adapter = harness.make_adapter(object, model, tokenizer, max_length)
     adapter.loglikelihood([Asked("a", "bc"), Asked("longer", "d")])
     adapter.loglikelihood_rolling([Asked("some text")])
-    return {"answers": len(adapter.generate_until([Asked("abc", {"max_gen_toks": 3})]))}
+    return {"lm_eval/asked/answers": len(adapter.generate_until([Asked("abc", {"max_gen_toks": 3})]))}, {}
 
 
 class Asked:
