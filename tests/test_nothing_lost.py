@@ -22,7 +22,8 @@ import siamesenorm
 from data.latents.test_latents import SPLITS, Blocks
 from failing_files import contents, failing, yard
 from interop.huggingface_models import language_model
-from siamesenorm.data import prepare, read_index, verify
+from siamesenorm.data import prepare, read_index, resume, verify
+from siamesenorm.data.latents import encoding
 from siamesenorm.data.latents.encoding import encode_images
 from siamesenorm.data.latents.index import read_latent_index, verify_latents
 from siamesenorm.interop.huggingface import export as export_hf
@@ -31,6 +32,7 @@ from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
 from siamesenorm.refusal import refusal
 from siamesenorm.tasks.diffusion.process import Process
+from siamesenorm.train import checkpoint_folder, folder
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.folder import CONFIG, OWN, RunFolder
 from siamesenorm.train.loop import train
@@ -316,6 +318,18 @@ WRITING = {
     "interop/huggingface/exporter.py",  # into a folder that is being made
     "lab/export.py",  # into a whole file
 }
+
+
+@pytest.mark.parametrize("module", [checkpoint_folder, folder, resume, encoding], ids=lambda module: module.__name__)
+def test_what_counts_as_made_is_made_nowhere_else(module):
+    """Names that people give fit none of the expressions by which the program knows its own files."""
+    found = [value for value in vars(module).values() if isinstance(value, re.Pattern)]
+    assert len(found) >= 2 or module is folder
+    for made in (*found, *getattr(module, "FOLDERS", {}).values()):
+        for name in (".git", ".git/config", "notes.txt", "README.md", "model.pt", "data/train.npy", ".x.partial"):
+            assert not made.fullmatch(name), (made.pattern, name)
+            assert not made.fullmatch(f"step-00000001/{name}")
+            assert not made.fullmatch(f".progress/{name}")
 
 
 def test_nobody_else_removes_renames_or_writes_over():

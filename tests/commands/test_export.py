@@ -88,7 +88,7 @@ def test_pipes_and_devices_take_weights(language_run, tmp_path, capfd):
     os.mkfifo(tmp_path / "pipe")
     command = ["export", str(language_run), str(tmp_path / "pipe"), "--to", "safetensors"]
     got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()))
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()), daemon=True)
     reader.start()
     assert main(command) == 0
     reader.join()

@@ -85,7 +85,7 @@ def test_pipes_are_written_to_and_links_are_followed(commands, tmp_path, capsys)
         os.mkfifo(pipe) if not pipe.exists() else None
         link.unlink(missing_ok=True)
         link.symlink_to(f"file{ending}")
-        reader = threading.Thread(target=lambda pipe=pipe, got=got: got.append(pipe.read_bytes()))
+        reader = threading.Thread(target=lambda pipe=pipe, got=got: got.append(pipe.read_bytes()), daemon=True)
         reader.start()
         assert main([*command, str(pipe)]) == 0, (name, capsys.readouterr().err)
         reader.join()

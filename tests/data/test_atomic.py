@@ -64,7 +64,7 @@ def test_a_fifo_is_written_to_when_the_content_is_whole(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     check_output(tmp_path / "pipe", "out")
     got = []
-    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()))
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()), daemon=True)
     reader.start()
     with whole_file(tmp_path / "pipe") as file:
         np.savez(file, numbers=np.arange(100_000))  # more than a pipe holds

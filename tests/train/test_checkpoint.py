@@ -22,6 +22,12 @@ from .tiny import TinyRun, tiny_model
 from .worlds import run_world
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """A current folder that a save gone wrong may have, rather than the one with the source."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def said():
     return []

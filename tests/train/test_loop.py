@@ -198,6 +198,7 @@ def test_a_small_model_learns(tmp_path):
     assert result.evaluation["perplexity"] < 20
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_a_failing_checkpoint_is_reported_and_the_run_goes_on(tmp_path, monkeypatch):
     from siamesenorm.train.checkpoint import CheckpointStore
 
@@ -215,6 +216,13 @@ def test_a_failing_checkpoint_is_reported_and_the_run_goes_on(tmp_path, monkeypa
     assert "checkpoint of step 3 was not saved: no space left on device" in events
 
 
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A current folder that a save gone wrong may have, rather than the one with the source."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+
 class FillsTheDisk(Display):
     """At a step, no file can be made or grow any more."""
 
@@ -225,6 +233,7 @@ class FillsTheDisk(Display):
         self.disk.full = record["step"] >= self.at
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_a_full_disk_ends_the_run_and_the_status_says_so(tmp_path):
     config = tiny("checkpoint.every=3", "logging.every=1")
     with failing(tmp_path) as disk, pytest.raises(OSError, match="No space left on device"):
@@ -238,6 +247,7 @@ def test_a_full_disk_ends_the_run_and_the_status_says_so(tmp_path):
     assert (tmp_path / "run" / WEIGHTS).read_bytes() == (tmp_path / "other" / WEIGHTS).read_bytes()
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_the_status_tells_of_a_save_that_failed(tmp_path, monkeypatch):
     plain, seen = CheckpointFolder.begin, []
 

@@ -64,7 +64,7 @@ def check_removable(path: Path, made: Made | None = None) -> list[Path]:
             kind = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "no plain file"
             raise NotOurs(f"{str(path)!r} is {kind}, which this program did not make; move it away")
         return [path]
-    found = list(_entries(path, path))
+    found = list(_entries(path))
     for entry, plain in found:
         if not plain or not made.fullmatch(entry.relative_to(path).as_posix()):
             raise NotOurs(f"{str(entry)!r} was not made by this program; move it away")
@@ -103,7 +103,7 @@ def scratch_folder(parent: Path, name: str, mode: int = 0o777) -> Iterator[Path]
     finally:
         with contextlib.suppress(OSError):  # moved away, or the disk is failing: then there is an error already
             if os.path.samestat(os.lstat(folder), made):
-                _remove([*(entry for entry, _ in _entries(folder, folder)), folder])
+                _remove([*(entry for entry, _ in _entries(folder)), folder])
 
 
 def _remove(entries: list[Path]) -> None:
@@ -116,14 +116,14 @@ def _remove(entries: list[Path]) -> None:
                 os.unlink(entry)
 
 
-def _entries(root: Path, folder: Path) -> Iterator[tuple[Path, bool]]:
+def _entries(folder: Path) -> Iterator[tuple[Path, bool]]:
     """All that lies in a folder, innermost first, and whether it is a plain file or folder; links are not followed."""
     with os.scandir(folder) as found:
         entries = sorted(found, key=lambda entry: entry.name)
     for entry in entries:
         is_folder = entry.is_dir(follow_symlinks=False)
         if is_folder:
-            yield from _entries(root, Path(entry.path))
+            yield from _entries(Path(entry.path))
         yield Path(entry.path), is_folder or entry.is_file(follow_symlinks=False)
 
 
