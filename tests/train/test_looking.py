@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.images.files import some_pixels, write_idx
 from siamesenorm.tasks import harness
 from siamesenorm.tasks.fidelity import classifier
 from siamesenorm.train.distributed import World
@@ -36,15 +37,23 @@ TASKS = {
         ["lm-tiny", "data.train=arithmetic:problems=240", "sequence_length=16", "model.max_length=64"],
         ["evaluation.sequences=9", "evaluation.at_once=1", "evaluation.arithmetic=3", "lm_eval=[stub]"],
     ),
-    "classification": (["deit-digits"], ["evaluation.images=9", "evaluation.at_once=2"]),
+    "classification": (["deit-digits", "data.train=images"], ["evaluation.at_once=2"]),
     "diffusion": (
-        ["dit-digits"],
-        ["evaluation.images=9", "evaluation.at_once=2", "evaluation.samples=9", "sampling_steps=2"],
+        ["dit-digits", "data.train=images"],
+        ["evaluation.at_once=2", "evaluation.samples=9", "sampling_steps=2"],
     ),
 }
 KINDS = {"alone": [], "looked": LOOKED, "averaged": ["train.ema=0.5", *LOOKED]}
 WORLDS = {2: {"ddp": None, "fsdp": None}, 4: {"hsdp": 2, "tp": 2}}
 """Modes by the processes they take to be themselves, with the processes of a group."""
+
+
+def write_images(folder: Path) -> None:
+    """Some for training, and nine that are held out."""
+    folder.mkdir()
+    for name, count in (("train", 40), ("t10k", 9)):
+        write_idx(folder / f"{name}-images-idx3-ubyte", some_pixels(count, 8, 8, 1)[..., 0])
+        write_idx(folder / f"{name}-labels-idx1-ubyte", (np.arange(count) % 10).astype(np.uint8))
 
 
 def run_tasks(model, tokenizer, names, max_length):
@@ -75,6 +84,7 @@ def runs_in(world: World, folder: Path, task: str) -> dict[str, list[tuple[float
     (recipe, *small), looks = TASKS[task]
     found = {}
     for kind, changes in KINDS.items():
+        small = [word.replace("=images", f"={folder.parent / 'images'}") for word in small]
         config = resolve(recipe, [*small, *SMALL, *(looks if changes else []), *changes])
         train(config, folder / kind, world=world)
         world.barrier()
@@ -111,6 +121,7 @@ def check_rows(rows: dict[str, dict[str, list[tuple[float, ...]]]], expected: se
 @pytest.fixture(scope="module")
 def one(tmp_path_factory) -> dict[str, dict[str, list[tuple[float, ...]]]]:
     folder = tmp_path_factory.mktemp("one")
+    write_images(folder / "images")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         for place, name in ((harness, "check_tasks"), (harness, "run_tasks"), (Engine, "evaluate")):
@@ -129,6 +140,7 @@ def test_looking_changes_no_loss_in_one_process(one):
 def test_looking_changes_no_loss_in_many_processes(one, size, tmp_path, monkeypatch):
     """And what is seen is what one process sees, whoever has more of the held-out data."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_images(tmp_path / "images")
     modes = WORLDS[size]
     rows = run_world(size, sweep, tmp_path, modes)[0]
     check_rows(rows, {f"{mode} {task}" for mode in modes for task in TASKS if mode != "tp" or task == "language"})
