@@ -42,7 +42,7 @@ def task_manager(names: Sequence[str]) -> Any:
     """The harness' index of tasks; its own thousands are only read where one of them is wanted."""
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=TASKS, include_defaults=not set(names) <= set(local_tasks()))
+    return TaskManager(include_path=str(TASKS), include_defaults=not set(names) <= set(local_tasks()))
 
 
 def task_directions(names: Sequence[str]) -> dict[str, dict[str, bool]]:

@@ -140,5 +140,7 @@ class CheckpointFolder:
         """The run's identity, made at its first save; where its file is unreadable, the manifests give it again."""
         try:
             return str(read_object(self.path / RUN, "checkpoint")["run"])
-        except (DataError, KeyError):
+        except (DataError, KeyError) as error:
+            if isinstance(error.__cause__, OSError):  # a file that cannot be read is not a file that is not there
+                raise error.__cause__ from None
             return None
