@@ -6,7 +6,7 @@ import torch
 
 from siamesenorm.layers import grouped
 
-from .experts import DIM, EXPERTS, HIDDEN, TOP_K, batch, gradients, make, outputs
+from .experts import DIM, HIDDEN, batch, gradients, make, outputs
 
 
 def test_experts_nobody_chose_are_not_computed_and_get_a_zero_gradient(monkeypatch):
@@ -41,16 +41,6 @@ def test_backward_allocates_one_gradient_for_all_experts():
     stacked = 4 * (moe.w_in.numel() + moe.w_out.numel())
     slots = 4 * 256 * 2 * (6 * HIDDEN + 6 * DIM)
     assert allocated < 2 * stacked + 3 * slots  # against 64 × stacked
-
-
-def test_operators_keep_torch_library_contract():
-    moe, h = make(dtype=torch.float32), batch(6, dtype=torch.float32)
-    slots, _ = grouped.sort_slots(moe.route(h)[3], EXPERTS)
-    for bias in (None, torch.randn(EXPERTS, 2 * HIDDEN, requires_grad=True)):
-        args = (h, moe.w_in, bias, slots.ends, slots.token, slots.of_token)
-        torch.library.opcheck(torch.ops.siamesenorm.grouped_linear, args)
-    units = torch.randn(6 * TOP_K, HIDDEN, requires_grad=True)
-    torch.library.opcheck(torch.ops.siamesenorm.grouped_linear, (units, moe.w_out, None, slots.ends, None, None))
 
 
 def test_the_one_kernel_path_equals_the_slices(monkeypatch):
