@@ -55,7 +55,7 @@ def train(
 ) -> None:
     """Train a model; the same command again goes on where it was interrupted.
 
-    Exit codes: 0 finished, 2 bad input, 3 diverged, 130 or 143 interrupted and saved.
+    Exit codes: 0 finished, 1 failed, 2 bad input, 3 diverged, 129, 130 or 143 interrupted and saved.
     """
     from rich.console import Console
 
