@@ -26,7 +26,7 @@ OFFICIAL = {
     ViTConfig: PAIR | {"pre"},
     DiTConfig: PAIR | {"pre"},
 }
-SHAPE = {"dim": 16, "blocks": 3, "heads": 4, "ffn_dim": 24}
+SHAPE = {"dim": 16, "blocks": 2, "heads": 4, "ffn_dim": 24}
 KINDS = {
     LMConfig: (LanguageModel, {"vocab_size": 11, "max_length": 16}),
     ViTConfig: (VisionTransformer, {"image_size": 8, "patch_size": 4, "classes": 3}),
