@@ -1,0 +1,63 @@
+"""What records operators (jit, fx, fake tensors) records every topology as it is: right for other numbers too."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
+
+from .stacks import PAIR, D, L, every_row, make, make_sublayers, randomise
+
+
+class Stack(nn.Module):
+    """A topology with its sublayers, from a tensor to a tensor."""
+
+    def __init__(self, row):
+        super().__init__()
+        self.topology = make(row, dtype=torch.float32)
+        self.sublayers = make_sublayers([PAIR] * L, dtype=torch.float32)
+        randomise(self.topology, 0.2)
+
+    def forward(self, x):
+        return self.topology(x, self.sublayers)
+
+
+def numbers(*shape):
+    return torch.randn(*shape, D)
+
+
+@every_row
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_jit_trace(row):
+    stack = Stack(row)
+    traced = torch.jit.trace(stack, numbers(2, 3), check_trace=False)
+    assert "siamesenorm::" not in str(traced.inlined_graph)  # a trace may be loaded where our operators are not
+    for x in (numbers(2, 3), numbers(4, 3)):
+        assert_close(traced(x), stack(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["siamese", "siamese:form=hybrid_pre", "pre", "hyper"])
+def test_make_fx_of_values_and_gradients(text):
+    """In `real` mode our operators stand in the graph, in `fake` mode the plain form does."""
+    stack = Stack(text)
+
+    def run(x):
+        x = x.detach().requires_grad_()
+        out = stack(x)
+        return out, torch.autograd.grad(out.square().sum(), x)[0]
+
+    for mode in ("real", "fake"):
+        graph = make_fx(run, tracing_mode=mode, _allow_non_fake_inputs=True)(numbers(2, 3))
+        x = numbers(2, 3)
+        assert_close(graph(x), run(x), rtol=1e-4, atol=1e-4)
+
+
+@every_row
+def test_fake_tensors(row):
+    stack, mode = Stack(row), FakeTensorMode(allow_non_fake_inputs=True)
+    x = mode.from_tensor(numbers(2, 3).requires_grad_())
+    with mode:
+        out = stack(x)
+        (grad,) = torch.autograd.grad(out.sum(), x)
+    assert out.shape == grad.shape == (2, 3, D)
