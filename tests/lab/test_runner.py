@@ -290,13 +290,13 @@ def test_a_comparison_takes_its_folder_before_it_writes_there(tmp_path):
     """Of two that begin at once in a folder that is not there yet, one is refused."""
     one, other = OneComparison(tmp_path / "out"), OneComparison(tmp_path / "out")
     one.take()
-    prepare_grid(tiny_grid(), tmp_path / "out", one)
+    prepare_grid(tiny_grid(), tmp_path / "out", one=one)
     written = (tmp_path / "out" / "grid.json").read_bytes()
     with pytest.raises(DataError, match="another comparison is at work"):
-        prepare_grid(tiny_grid(seeds=(5,)), tmp_path / "out", other)
+        prepare_grid(tiny_grid(seeds=(5,)), tmp_path / "out", one=other)
     assert (tmp_path / "out" / "grid.json").read_bytes() == written
     one.close()
-    prepare_grid(tiny_grid(seeds=(5,)), tmp_path / "out", other)
+    prepare_grid(tiny_grid(seeds=(5,)), tmp_path / "out", one=other)
     other.close()
 
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from shutil import which
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def compile_pays(device: torch.device, steps: int) -> bool:
     if device.type != "cpu":
         return True
     compilers = (os.environ.get("CXX"), "g++", "clang++", "c++")
-    return steps >= WORTH_COMPILING and any(shutil.which(name) for name in compilers if name)
+    return steps >= WORTH_COMPILING and any(which(name) for name in compilers if name)
 
 
 def compile_model(model: nn.Module) -> None:
