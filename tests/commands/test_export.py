@@ -91,7 +91,7 @@ def test_pipes_and_devices_take_weights(language_run, tmp_path, capfd):
     reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()), daemon=True)
     reader.start()
     assert main(command) == 0
-    reader.join()
+    reader.join(60)
     assert load(got[0]).keys() == load_file(language_run / "weights.safetensors").keys()
     out, err = capfd.readouterr()
     assert (out, err) == ("", f"{tmp_path / 'pipe'}\n")  # what it wrote to may be the output itself

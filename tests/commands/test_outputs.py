@@ -88,7 +88,7 @@ def test_pipes_are_written_to_and_links_are_followed(commands, tmp_path, capsys)
         reader = threading.Thread(target=lambda pipe=pipe, got=got: got.append(pipe.read_bytes()), daemon=True)
         reader.start()
         assert main([*command, str(pipe)]) == 0, (name, capsys.readouterr().err)
-        reader.join()
+        reader.join(60)
         assert pipe.is_fifo()
         assert main([*command, str(link)]) == 0, name
         assert link.is_symlink()

@@ -68,7 +68,7 @@ def test_a_fifo_is_written_to_when_the_content_is_whole(tmp_path):
     reader.start()
     with whole_file(tmp_path / "pipe") as file:
         np.savez(file, numbers=np.arange(100_000))  # more than a pipe holds
-    reader.join()
+    reader.join(60)
     assert np.load(io.BytesIO(got[0]))["numbers"][-1] == 99_999
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
