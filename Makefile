@@ -1,18 +1,19 @@
-# make demo | test | lint | clean | help. Everything runs in .venv, which is made on first use.
+# make demo | test | test-portable | test-lowest | lint | docs | clean | help. Everything runs in .venv, which is made on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs clean
+.PHONY: help demo test test-portable test-lowest lint docs clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 21
 
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/siamesenorm/*/kernels/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing into .venv (a few minutes the first time)'
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m siamesenorm.data.torchvision_ops
 	touch $@
 
 demo: $(READY) ## compare pre, post and siamese on an embedded corpus: about six minutes, a report in runs/compare
@@ -21,6 +22,12 @@ demo: $(READY) ## compare pre, post and siamese on an embedded corpus: about six
 
 test: lint ## lint, types and all tests
 	$(BIN)/python -m pytest -n 2
+
+test-portable: $(READY) ## the tests of numbers again, as CPUs with other instructions compute them
+	$(BIN)/python scripts/portable.py
+
+test-lowest: $(READY) ## tests in an environment of the lowest versions that pyproject.toml allows
+	$(BIN)/python scripts/lowest_versions.py
 
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .
@@ -31,6 +38,6 @@ docs: $(READY) ## rewrite the tables in README.md and docs/ that come from the c
 	$(BIN)/python docs/refresh.py
 
 clean: ## remove the environment and caches; runs/ stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-lowest .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find src -name '*.so' -delete
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -74,7 +74,8 @@ class SmallLM(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(VOCABULARY, dim)
-        self.residual = Residual(topology, dim, blocks, norm=norm, fused=fused)
+        # The same sublayers for all: what is measured is the topology, not the norms that some want inside attention.
+        self.residual = Residual(topology, dim, blocks, norm=norm, fused=fused, needs="waived")
         self.sublayers = nn.ModuleList(m for _ in range(blocks) for m in (Attention(dim, heads), SwiGLU(dim)))
         self.head = nn.Linear(dim, VOCABULARY, bias=False)
 

@@ -77,7 +77,7 @@ class MLP(nn.Module):
 def propagate(topology: str, sublayers: int, seed: int) -> dict[str, list[float]]:
     """Variance of every stream after each sublayer, and the gradient norm of each output projection."""
     torch.manual_seed(seed)
-    residual = Residual(topology, DIM, sublayers // 2)
+    residual = Residual(topology, DIM, sublayers // 2, needs="met")
     rule = residual.init_rule
     modules = [(Attention if p.is_attention else MLP)(rule, residual.needs(p)) for p in residual.places]
     curves: dict[str, list[float]] = defaultdict(list)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import siamesenorm.interop.timm  # noqa: F401  # before timm: it may need torchvision's operators declared
+import siamesenorm.interop.timm  # noqa: F401
 from saved import saved_bytes
 from siamesenorm import __version__
 from siamesenorm.interop.official import to_official

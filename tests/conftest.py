@@ -1,4 +1,4 @@
-"""Settings for every test: one thread, one seed, hypothesis without chance or clock."""
+"""Settings for every test: threads and kernels as asked, one seed, hypothesis without chance or clock."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
 from installed import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # hooks
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from machine import pytest_addoption, pytest_configure  # noqa: F401  # hooks
 
 settings.register_profile(
     "siamesenorm",
@@ -20,8 +20,6 @@ settings.register_profile(
 settings.load_profile("siamesenorm")
 # Hypothesis also tries constants of whatever modules are loaded by then, which depends on the order of the tests.
 providers._get_local_constants = lambda: providers._local_constants
-torch.set_num_threads(1)
-declare_missing_ops()  # for tests that import transformers or timm themselves
 
 
 @pytest.fixture(autouse=True)

@@ -2,14 +2,18 @@
 
 import sys
 
-from siamesenorm.loading import loading
+from siamesenorm.loading import Interrupts, loading
 
 
 def run() -> int:
     """Load the command line and run it."""
+    interrupts = Interrupts()
+    interrupts.install()
     with loading():
         from siamesenorm.cli import main
-    return main()
+    code = main()
+    interrupts.ending(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -197,11 +197,17 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def _constant(link: Any) -> float | None:
+    """The number by which a link differs from those of other blocks, where it has one."""
+    scale = getattr(link, "scale", None)
+    return None if scale is None else float(scale)
+
+
 def _runs(links: list[tuple[Place, Any, Any]]) -> Iterable[LinkFact]:
     """Links of one kind of sublayer in following blocks that differ in their constant alone, as one."""
     by_sublayer = sorted(links, key=lambda item: item[0].position)
     facts = [
-        (place, equation_of(small), Count.through((_size(small), _size(large))), getattr(small, "scale", None))
+        (place, equation_of(small), Count.through((_size(small), _size(large))), _constant(small))
         for place, small, large in by_sublayer
     ]
     runs: dict[tuple[Any, ...], list[str]] = {}

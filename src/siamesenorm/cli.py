@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import difflib
 import functools
 import io
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -14,16 +12,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from siamesenorm.commands.arguments import CommandLine
 from siamesenorm.loading import EXIT_INTERRUPTED, loading
+from siamesenorm.refusal import say
 from siamesenorm.version import __version__
 
-EXIT_BAD_INPUT = 2
+NAME = "siamesenorm"
 
 LOOKALIKES = {**dict(zip("─│┌┐└┘├┤┬┴┼╭╮╰╯▶▼▲◀·÷×–−", "-|+++++++++++++>v^<*/x--", strict=True)), "…": "..."}
 """For drawings and help on an output that cannot take them."""
 
-app = typer.Typer(
-    name="siamesenorm",
+app = CommandLine(
+    name=NAME,
     help="How sublayer outputs flow back into a Transformer's residual stream.",
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
@@ -33,7 +33,11 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        from siamesenorm.commands.version import surroundings
+
+        typer.echo(f"siamesenorm {__version__}")
+        for line in surroundings():
+            typer.echo(line)
         raise typer.Exit
 
 
@@ -41,7 +45,8 @@ def _show_version(wanted: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and what it runs on."),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -137,27 +142,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(output, io.TextIOWrapper) and output.errors == "strict":
             output.reconfigure(errors="lookalikes")
     try:
-        _command()(args=None if arguments is None else list(arguments), prog_name="siamesenorm")
-    except SystemExit as done:
+        code = _command()(args=None if arguments is None else list(arguments), prog_name=NAME, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except SystemExit as done:  # completion for the shell, a closed pipe
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except ValueError as error:
-        if not _is_bad_input(error):
+    except Exception as error:
+        refused = say(error)
+        if refused is None:
             raise
-        print(f"siamesenorm: {with_suggestion(str(error))}", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    return 0
-
-
-def _is_bad_input(error: ValueError) -> bool:
-    """Whether it is one of the library's own errors, whose message is a sentence for people."""
-    from siamesenorm.data.errors import DataError
-    from siamesenorm.interop.errors import InteropError
-    from siamesenorm.residual.errors import TopologyError
-    from siamesenorm.train.errors import ConfigError
-
-    return isinstance(error, (ConfigError, DataError, InteropError, TopologyError))
+        return refused
 
 
 def _lookalikes(error: UnicodeError) -> tuple[str, int]:
@@ -167,10 +162,3 @@ def _lookalikes(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("lookalikes", _lookalikes)
-
-
-def with_suggestion(message: str) -> str:
-    """An error's sentence, with the nearest allowed word where the refused one looks like a slip of the finger."""
-    found = re.search(r"'([^']+)'.*; .*?(?:names: |kinds: |options are |takes one of |takes )(.+)$", message)
-    near = difflib.get_close_matches(found[1].lower(), found[2].split(", "), n=1) if found else []
-    return f"{message}; did you mean {near[0]}?" if near else message

@@ -1,6 +1,7 @@
 """The commands train, recipes, generate and export: what they print, write and return; bad input, by the hundred."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,52 @@ def test_train_takes_a_run_or_its_configuration_as_a_recipe(run, tmp_path, capsy
     assert "step 12/12" in err
     assert "tokens/s" in err
     assert "held out: loss" in err
+
+
+def test_a_text_of_ones_own_is_trained_on_as_it_is(tmp_path, capsys):
+    (tmp_path / "my.txt").write_text("".join(f"{n} bottles of beer on the wall, {n} of beer.\n" for n in range(700)))
+    wanted = ["evaluation.every=12", f"data.train={tmp_path / 'my.txt'}", "--run", str(tmp_path / "run")]
+    assert main(["train", "lm-tiny", *SMALL, *wanted]) == 0
+    assert max(losses(tmp_path / "run").values()) < 6  # of 256 bytes, not of pairs of them
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["held_out"]["tokens"] >= 4096
+    assert status["higher_is_better"] == {"loss": False, "perplexity": False}
+    assert "too few to tell runs apart" not in capsys.readouterr().err
+    text = open_language_model(tmp_path / "run").tokenizer.decode(list(b"beer"))
+    assert text == "beer"
+
+
+def test_a_text_of_which_nothing_can_be_held_out_is_refused(tmp_path, capsys):
+    (tmp_path / "my.txt").write_text("Just this, and no more.")
+    wanted = ["evaluation.every=12", f"data.train={tmp_path / 'my.txt'}", "--run", str(tmp_path / "run")]
+    assert main(["train", "lm-tiny", *SMALL, *wanted]) == 2
+    assert "holds out no text; name some to evaluate on, or take 20,480 tokens" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_few_held_out_tokens_are_warned_of(run, tmp_path, capsys):
+    assert main(["train", str(run), "--run", str(tmp_path / "again")]) == 0
+    assert "32 tokens to measure on are too few to tell runs apart; it takes 4,096" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("my.txt", "Größe\n".encode("latin-1") * 999, "is not UTF-8"),
+        ("my.txt", "Größe\n".encode("utf-16") * 999, "is not UTF-8"),
+        ("my.npy", b"Just this. " * 999, "is no array of uint16 tokens but looks like text"),
+        ("my.npy", b"\x01\x00\xff\x7f" * 999, "holds id 32767; its vocabulary has 0 to 257"),
+    ],
+)
+@pytest.mark.parametrize("field", ["train", "validation"])
+def test_what_is_no_text_and_no_tokens_is_refused(tmp_path, name, content, told, field, capsys):
+    (tmp_path / name).write_bytes(content)
+    wanted = ["evaluation.every=12", f"data.{field}={tmp_path / name}", "--run", str(tmp_path / "run")]
+    assert main(["train", "lm-tiny", *SMALL, *wanted]) == 2
+    error = capsys.readouterr().err
+    assert re.search(told, error)
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_diverged_run_has_an_exit_code_of_its_own(tmp_path, capsys):
@@ -206,6 +253,32 @@ def test_bad_input_is_one_sentence_and_writes_nothing(arguments, part, tmp_path,
 
 
 @pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ("WORLD_SIZE=two", "WORLD_SIZE: 'two' is not allowed; it takes a whole number"),
+        ("WORLD_SIZE=0", "WORLD_SIZE: 0 is not allowed; it takes 1 or more"),
+        ("RANK=1", "RANK: 1 is not allowed; with WORLD_SIZE = 1 it takes 0"),
+        ("WORLD_SIZE=2 RANK=2", "RANK: 2 is not allowed; with WORLD_SIZE = 2 it takes 0 to 1"),
+        ("WORLD_SIZE=2 RANK=-1", "RANK: -1 is not allowed; with WORLD_SIZE = 2 it takes 0 to 1"),
+        ("WORLD_SIZE=2 RANK=", "MASTER_PORT"),
+        ("WORLD_SIZE=2 LOCAL_RANK=2", "LOCAL_RANK: 2 is not allowed; it takes 0 to 1"),
+        ("WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 LOCAL_RANK=2", "LOCAL_RANK: 2 is not allowed; with LOCAL_WORLD_SIZE = 2"),
+        ("WORLD_SIZE=2 LOCAL_WORLD_SIZE=4", "LOCAL_WORLD_SIZE: 4 is not allowed; with WORLD_SIZE = 2 it takes 1 to 2"),
+        ("WORLD_SIZE=2 MASTER_PORT=99999", "MASTER_PORT: 99999 is not allowed; it takes 1 to 65535"),
+        ("WORLD_SIZE=2 MASTER_PORT=0", "MASTER_PORT: 0 is not allowed; it takes 1 to 65535"),
+        ("WORLD_SIZE=2 MASTER_PORT=http", "MASTER_PORT: 'http' is not allowed; it takes a whole number"),
+    ],
+)
+def test_a_senseless_rendezvous_is_one_sentence(environment, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MASTER_PORT", "none")
+    for setting in environment.split():
+        monkeypatch.setenv(*setting.split("=", 1))
+    assert sentence in one_sentence(["train", "lm-tiny", *SMALL], capsys)
+    assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize(
     "options",
     [["--temperature", "-1"], ["--top-p", "0"], ["--top-k", "0"], ["--temperature", "nan"]],
 )
@@ -217,12 +290,15 @@ def test_a_prompt_that_is_too_long(run, capsys):
     assert "max_length = 512" in one_sentence(["generate", str(run), "x" * 600], capsys)
 
 
-def test_damaged_weights_are_one_sentence(run, tmp_path, capsys):
+def test_damaged_weights_are_one_sentence(run, tmp_path, monkeypatch, capsys):
     import shutil
 
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     (copy / "weights.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
+    assert "has 10 bytes instead of" in one_sentence(["generate", str(copy), "x"], capsys)
+    (copy / "status.json").unlink()
+    monkeypatch.setattr("siamesenorm.train.weights._told", {copy.resolve()})
     assert "cannot be read" in one_sentence(["generate", str(copy), "x"], capsys)
 
 

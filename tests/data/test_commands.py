@@ -50,11 +50,18 @@ def test_train_a_tokenizer_and_prepare_with_it(tmp_path):
     assert json.loads((tmp_path / "out" / "index.json").read_text())["tokenizer"]["vocab_size"] == 400
 
 
-def test_a_note_when_nothing_is_held_out(tmp_path):
+def test_a_note_when_too_little_is_held_out(tmp_path):
     (tmp_path / "a.txt").write_text("one document")
     done = run("prepare", tmp_path / "a.txt", "-o", tmp_path / "out", "--validation", "0.0001")
     assert done.exit_code == 0
-    assert "no document was held out" in done.output
+    assert "0 tokens are held out, too few to measure on: it takes 4,096, from 20,480 or more" in told(done.output)
+    (tmp_path / "b.txt").write_text("".join(f"line {number} of many\n" for number in range(1500)))
+    done = run("prepare", tmp_path / "b.txt", "-o", tmp_path / "other", "--validation", "0.05")
+    assert "too few" not in done.output
+
+
+def told(output):
+    return " ".join(output.split())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from siamesenorm.data import ByteTokenizer, DataError, load_tokenizer, prepare, read_index, train_bpe, verify
-from siamesenorm.data.documents import choose_split
+from siamesenorm.data.documents import Document, Reading
+from siamesenorm.data.held_out import hold_out, split_document
+from siamesenorm.data.sources import find_sources
 from siamesenorm.data.workers import Progress
 
 from .folders import contents, write_sources
@@ -36,12 +38,14 @@ def documents_of(folder, index, split):
     return [tokenizer.decode(part) for part in parts[:-1]]
 
 
-def expected_documents(sources, split):
+def expected_documents(sources, split, tokenizer=None):
     from pathlib import Path
 
+    reading = hold_out(find_sources(sources), Reading(seed=5, validation=0.2), tokenizer or ByteTokenizer())
     texts = [path.read_text("utf-8") for path in sorted(Path(sources[0]).iterdir())]
     texts += [json.loads(line)["text"] for line in Path(sources[1]).read_text("utf-8").splitlines()]
-    return [text for text in texts if text.strip() and choose_split(text.encode(), 5, 0.2) == split]
+    parts = [part for text in texts if text.strip() for part in split_document(Document(text, ""), reading)]
+    return [part.text for part in parts if part.split == split]
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -92,17 +96,19 @@ def test_workers_do_not_change_a_byte_with_bpe(sources, tmp_path):
     assert contents(tmp_path / "1") == contents(tmp_path / "2")
     index = read_index(tmp_path / "1")
     for split in index.splits:
-        assert documents_of(tmp_path / "1", index, split) == expected_documents(sources, split)
+        assert documents_of(tmp_path / "1", index, split) == expected_documents(sources, split, tokenizer)
 
 
 def test_seed_and_share_decide_the_split(sources, tmp_path):
     other = prepare(sources, tmp_path / "a", **OPTIONS | {"seed": 6, "workers": 1})
     none = prepare(sources, tmp_path / "b", **OPTIONS | {"validation": 0.0, "workers": 1})
-    total = len(expected_documents(sources, "train")) + len(expected_documents(sources, "validation"))
     assert other.splits["validation"].documents != len(expected_documents(sources, "validation")) or (
         documents_of(tmp_path / "a", other, "validation") != expected_documents(sources, "validation")
     )
-    assert (none.splits["train"].documents, none.splits["validation"].documents) == (total, 0)
+    assert (none.splits["train"].text_bytes, none.splits["validation"].documents) == (
+        sum(split.text_bytes for split in other.splits.values()),
+        0,
+    )
 
 
 def test_shards_are_in_the_layout_of_olmo(prepared):
@@ -242,6 +248,65 @@ def test_folders_of_other_things_are_not_written_to(sources, tmp_path):
     with pytest.raises(DataError, match="holds the source"):
         prepare([tmp_path / "in" / "texts"], tmp_path / "in" / "texts")
     assert contents(tmp_path / "photos") == {"me.jpg": b"x"}
+
+
+@pytest.mark.parametrize("names", [["tokenizer.json"], ["index.json", "train-00000.npy"], [".progress/notes.json"]])
+def test_files_of_others_that_have_our_names_stay(sources, tmp_path, names):
+    """Somebody's tokenizer, somebody's index, and records of something else, also where overwriting is allowed."""
+    folder = tmp_path / "out"
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text('{"format": "theirs"}')
+    before = contents(folder)
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match=rf"holds other files, such as '{names[0]}'"):
+            prepare(sources, folder, workers=1, overwrite=overwrite, **OPTIONS)
+    assert contents(folder) == before
+
+
+def test_a_damaged_index_is_still_known_as_ours(prepared, sources, tmp_path):
+    import shutil
+
+    folder = tmp_path / "out"
+    shutil.copytree(prepared[0], folder)
+    (folder / "index.json").write_text((folder / "index.json").read_text()[:200])
+    (folder / "README.md").write_text("mine")
+    with pytest.raises(DataError, match="is damaged"):
+        prepare(sources, folder, workers=1, **OPTIONS)
+    prepare(sources, folder, workers=1, overwrite=True, **OPTIONS)
+    assert contents(folder) == {**contents(prepared[0]), "README.md": b"mine"}
+
+
+def test_an_interrupted_replacement_goes_on_and_the_other_preparation_is_whole_meanwhile(prepared, sources, tmp_path):
+    import shutil
+
+    class Stop(Progress):
+        def chunk(self, record):
+            if record.number == 3:
+                raise KeyboardInterrupt
+
+    folder, options = tmp_path / "out", {**OPTIONS, "seed": 6, "workers": 1, "overwrite": True}
+    shutil.copytree(prepared[0], folder)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(sources, folder, progress=Stop(), **options)
+    assert verify(folder) == []
+    assert read_index(folder) == prepared[1]
+    watched = Watched()
+    prepare(sources, folder, progress=watched, **options)
+    assert watched.kept == 4
+    prepare(sources, tmp_path / "clean", **{**options, "overwrite": False})
+    assert contents(folder) == contents(tmp_path / "clean")
+    with pytest.raises(KeyboardInterrupt):  # one that is given up leaves nothing
+        prepare(sources, folder, progress=Stop(), **{**options, "seed": 7})
+    prepare(sources, folder, **options)
+    assert contents(folder) == contents(tmp_path / "clean")
+    shard = folder / read_index(folder).splits["train"].shards[0].file  # and a shard that was moved to another disk
+    shard.rename(tmp_path / "elsewhere.npy")
+    shard.symlink_to(tmp_path / "elsewhere.npy")
+    with pytest.raises(DataError, match=f"{shard.name}' is a link, which this program did not make; move it away"):
+        prepare(sources, folder, progress=watched, **{**options, "seed": 7})
+    assert verify(folder) == []
+    assert shard.is_symlink()
 
 
 def test_a_full_disk_leaves_what_was_finished(sources, tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ def test_a_truncated_or_missing_shard_is_said_on_opening(folder):
 
 def test_ids_beyond_the_vocabulary_are_said(folder):
     np.array([5, 6, 7, 8, 9, 60_000], dtype="<u2").tofile(folder / "train-00000.npy")
-    with pytest.raises(DataError, match="holds id 60000; its tokenizer has 0 to 257"):
+    with pytest.raises(DataError, match="holds id 60000; its vocabulary has 0 to 257"):
         open_tokens(folder).read(0, 6)
 
 

@@ -2,12 +2,9 @@
 
 import torch
 
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
-
 
 def tiny_autoencoder(folder, **changes):
     """An AutoencoderKL that halves images once, saved in a folder."""
-    declare_missing_ops()
     from diffusers import AutoencoderKL
 
     settings = {

@@ -109,8 +109,9 @@ def test_what_a_pipeline_cannot_do_is_said(tmp_path):
     tiny_autoencoder(tmp_path / "vae", latent_channels=3)
     with pytest.raises(InteropError, match="latents of 3 channels; this model takes 4"):
         pipeline_of(model(), Process(), vae=tmp_path / "vae")
-    with pytest.raises(InteropError, match="empty or not there"):
-        export(model(), Process(), tmp_path / "vae")
+    for overwrite, message in ((False, "is there already and is not empty"), (True, "was not made by this program")):
+        with pytest.raises(InteropError, match=message):
+            export(model(), Process(), tmp_path / "vae", overwrite=overwrite)
 
 
 def test_a_run_is_exported_as_a_pipeline(tmp_path, capsys):
@@ -123,3 +124,6 @@ def test_a_run_is_exported_as_a_pipeline(tmp_path, capsys):
     assert json.loads((tmp_path / "made" / "scheduler" / "scheduler_config.json").read_text())["clip_sample"] is True
     again = ["export", str(tmp_path / "run"), str(tmp_path / "made"), "--to", "diffusers"]
     assert "is there already; --overwrite replaces" in one_sentence(again, capsys)
+    assert main([*again, "--overwrite"]) == 0
+    (tmp_path / "made" / "unet").mkdir()
+    assert "unet' was not made by this program" in one_sentence([*again, "--overwrite"], capsys)

@@ -21,11 +21,12 @@ from siamesenorm.cli import main
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.harness import TASKS, load_checkpoint, local_tasks
+from siamesenorm.interop.harness import load_checkpoint
 from siamesenorm.interop.huggingface import byte_tokenizer, export
 from siamesenorm.interop.perplexity import TextScore, Window, check_stride, score_text, windows_over
-from siamesenorm.tasks.harness import check_tasks
+from siamesenorm.tasks.harness import check_tasks, directions_of
 from siamesenorm.tasks.harness import run_tasks as run_tasks_in_training
+from siamesenorm.tasks.harness_tasks import TASKS, local_tasks
 from train.small_runs import SMALL
 
 from .huggingface_models import causal_lm, language_model
@@ -207,8 +208,10 @@ def test_arithmetic_is_asked_as_olmo_asks_it():
 def test_a_run_in_training_takes_the_same_tasks():
     model = language_model(vocab_size=258, max_length=64)
     check_tasks(["olmo_piqa"])
-    found = run_tasks_in_training(model, ByteTokenizer(), ["olmo_piqa"], 64)
-    assert set(found) >= {"lm_eval/olmo_piqa/acc", "lm_eval/olmo_piqa/acc_norm"}
+    found, directions = run_tasks_in_training(model, ByteTokenizer(), ["olmo_piqa"], 64)
+    assert set(found) >= {"lm_eval/olmo_piqa/acc", "lm_eval/olmo_piqa/acc_norm", "lm_eval/olmo_piqa/samples"}
+    assert directions == {"lm_eval/olmo_piqa/acc": True, "lm_eval/olmo_piqa/acc_norm": True}
+    assert directions_of(["olmo_piqa"]) == directions  # known before training
     with pytest.raises(DataError, match=r"evaluation\.lm_eval: unknown task 'olmo_piq'"):
         check_tasks(["olmo_piq"])
 
@@ -291,10 +294,10 @@ def bad_input(capsys, *arguments: str) -> str:
 
 
 def test_bad_input_is_one_sentence(checkpoint, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("siamesenorm.interop.lm_eval_tasks.olmo.data_folder", lambda: None)
+    monkeypatch.setattr("siamesenorm.tasks.lm_eval_tasks.olmo.data_folder", lambda: None)
     folder, text = str(checkpoint), tmp_path / "text.txt"
     assert "nothing to do" in bad_input(capsys, folder)
-    assert "cannot be read" in bad_input(capsys, folder, "--text", str(text))
+    assert "is not there" in bad_input(capsys, folder, "--text", str(text))
     text.write_bytes(b"\xff\xfe")
     assert "not UTF-8" in bad_input(capsys, folder, "--text", str(text))
     text.write_bytes(b"")
@@ -317,7 +320,7 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path, capsys, monkeypatch):
 @pytest.mark.usefixtures("installed")
 def test_unknown_local_task_is_named(checkpoint, capsys, monkeypatch):
     manager = TaskManager(include_path=TASKS, include_defaults=False)
-    monkeypatch.setattr("siamesenorm.interop.harness.task_manager", lambda names: manager)
+    monkeypatch.setattr("siamesenorm.tasks.harness_tasks.task_manager", lambda names: manager)
     assert "did you mean olmo_arc_easy?" in bad_input(capsys, str(checkpoint), "--tasks", "olmo_arc_esy")
 
 
@@ -335,14 +338,15 @@ def test_perplexity_needs_no_harness(checkpoint, tmp_path, monkeypatch, capsys):
     assert "bits per byte" in capsys.readouterr().out
 
 
-def test_failed_writing_leaves_nothing(checkpoint, tmp_path, monkeypatch):
+def test_failed_writing_leaves_nothing(checkpoint, tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise OSError("disk full")
 
     (tmp_path / "some.txt").write_text(TEXT)
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        main(["evaluate", str(checkpoint), "--text", str(tmp_path / "some.txt"), "-o", str(tmp_path / "result.json")])
+    command = ["evaluate", str(checkpoint), "--text", str(tmp_path / "some.txt"), "-o", str(tmp_path / "result.json")]
+    assert main(command) == 2
+    assert capsys.readouterr().err.endswith("siamesenorm: disk full\n")
     assert [path.name for path in tmp_path.iterdir()] == ["some.txt"]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 
+from closeness import assert_same_but_for_rounding, assert_same_gradients
 from siamesenorm.interop.huggingface import (
     SiameseNormConfig,
     SiameseNormForCausalLM,
@@ -31,7 +32,7 @@ CHANGED = {
     "vocab_size": 71, "dim": 24, "blocks": 2, "heads": 6, "kv_heads": 3, "head_dim": 8, "ffn_dim": 20,
     "activation": "gelu", "norm": "layer", "norm_eps": 1e-6, "norm_affine": False, "norm_bias": True, "bias": True,
     "tied": True, "topology": "hyper:rate=3", "qk_norm": "head", "rope_theta": 5e5, "max_length": 99, "window": 7,
-    "dropout": 0.25, "z_weight": 1e-4, "init": "megatron", "init_std": 0.01,
+    "dropout": 0.25, "z_weight": 1e-4, "init": "megatron", "init_std": 0.01, "first_logits": "small",
     "moe": {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0.02, "z_weight": 0.002},
 }  # fmt: skip
 
@@ -47,6 +48,21 @@ def test_every_field_survives_the_round_trip_through_json(tmp_path):
     assert loaded.to_lm_config() == config
     assert loaded.eos_token_id == 3
     assert SiameseNormConfig.from_lm_config(lm_config()).to_lm_config() == lm_config()
+
+
+@pytest.mark.parametrize("how", ["standard", "small"])
+def test_first_logits_are_always_written_and_older_files_had_them_small(tmp_path, how):
+    SiameseNormConfig.from_lm_config(lm_config(first_logits=how)).save_pretrained(tmp_path)
+    for read in (AutoConfig, SiameseNormConfig):
+        assert read.from_pretrained(tmp_path).first_logits == how
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    assert fields.pop("first_logits") == how
+    file.write_text(json.dumps(fields))
+    for read in (AutoConfig.from_pretrained, SiameseNormConfig.from_pretrained):
+        assert read(tmp_path).to_lm_config() == lm_config(first_logits="small")
+    assert SiameseNormConfig.from_json_file(file).first_logits == "small"
+    assert SiameseNormConfig().first_logits == SiameseNormConfig().to_lm_config().first_logits == "standard"
 
 
 def test_tools_find_the_usual_names():
@@ -71,13 +87,13 @@ def test_wrong_values_are_refused_when_a_model_is_made():
 def test_logits_loss_and_gradients_are_the_language_models(topology, tied):
     model, ids = language_model(topology, tied=tied), tokens()
     other = from_language_model(model)
-    torch.testing.assert_close(other(ids).logits, model(ids).logits, rtol=1e-6, atol=1e-6)
+    assert_same_but_for_rounding(other(ids).logits, model(ids).logits)
     loss = model(ids[:, :-1], labels=ids[:, 1:]).loss
     grads = torch.autograd.grad(loss, list(model.parameters()))
     output = other(ids, labels=ids)
     torch.testing.assert_close(output.loss, loss)
     other_grads = torch.autograd.grad(output.loss, list(model.parameters()))  # the same parameters
-    torch.testing.assert_close(other_grads, grads, rtol=1e-4, atol=1e-6)
+    assert_same_gradients(other_grads, grads)
 
 
 @pytest.mark.parametrize("topology", ["siamese", HYBRID, "hyper", "span"])
@@ -106,7 +122,7 @@ OPTIONS = [
 def test_options_reach_the_function(options):
     model, plain, ids = language_model(**options), language_model(), tokens()
     logits = from_language_model(model)(ids).logits
-    torch.testing.assert_close(logits, model(ids).logits, rtol=1e-6, atol=1e-6)
+    assert_same_but_for_rounding(logits, model(ids).logits)
     assert not torch.allclose(logits, plain(ids).logits, atol=1e-4)
 
 
@@ -126,7 +142,7 @@ def test_first_weights_are_the_language_models(init, tied):
 def test_base_model_is_the_stack():
     model, ids = language_model(HYBRID), tokens()
     other = from_language_model(model).model
-    torch.testing.assert_close(other(ids).last_hidden_state, model(ids).hidden, rtol=1e-6, atol=1e-6)
+    assert_same_but_for_rounding(other(ids).last_hidden_state, model(ids).hidden)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -155,7 +171,7 @@ def test_training_without_logits_gives_the_same_loss_and_gradients(z_weight):
     torch.testing.assert_close(lean.loss, with_logits.loss)
     torch.testing.assert_close(by_sum, with_logits.loss / 2)
     torch.testing.assert_close(model(ids, labels=ids, num_items_in_batch=2 * counted).loss, by_sum)
-    torch.testing.assert_close(torch.autograd.grad(lean.loss, list(model.parameters())), grads, rtol=1e-4, atol=1e-6)
+    assert_same_gradients(torch.autograd.grad(lean.loss, list(model.parameters())), grads)
     assert model.eval()(ids, labels=ids).logits is not None
 
 
@@ -186,7 +202,7 @@ def test_losses_of_experts_are_in_the_loss(checkpointing):
         other.gradient_checkpointing_enable({"use_reentrant": False})
     loss = other(ids[:, :-1], shift_labels=ids[:, 1:], use_cache=False).loss
     torch.testing.assert_close(loss, expected.loss)
-    torch.testing.assert_close(torch.autograd.grad(loss, list(model.parameters())), grads, rtol=1e-4, atol=1e-6)
+    assert_same_gradients(torch.autograd.grad(loss, list(model.parameters())), grads)
     assert other.eval().generate(ids, max_new_tokens=4, do_sample=False)[:, 11:].tolist() == generate(
         model.eval(), ids, max_new_tokens=4
     )
@@ -195,13 +211,23 @@ def test_losses_of_experts_are_in_the_loss(checkpointing):
 # What transformers asks for ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep", [1, 3, torch.tensor([0, 4, 10])])
+@pytest.mark.parametrize(
+    ("keep", "wanted"),
+    [
+        (0, lambda full: full),
+        (1, lambda full: full[:, -1:]),
+        (3, lambda full: full[:, -3:]),
+        (torch.tensor([0, 4, 10]), lambda full: full[:, [0, 4, 10]]),
+        (torch.tensor([[0, 4], [2, 10]]), lambda full: torch.stack([full[0, [0, 4]], full[1, [2, 10]]])),
+        (torch.arange(22).view(2, 11) % 3 == 0, lambda full: full.flatten(0, 1)[::3]),
+    ],
+)
 @pytest.mark.parametrize("topology", ["siamese", HYBRID, "residual_dual", "mhc"])
-def test_logits_to_keep_keeps_the_right_rows_of_all_streams(topology, keep):
+def test_logits_to_keep_keeps_the_right_rows_of_all_streams(topology, keep, wanted):
     model, ids = from_language_model(language_model(topology)), tokens()
     full = model(ids).logits
     kept = model(ids, logits_to_keep=keep).logits
-    torch.testing.assert_close(kept, full[:, -keep:] if isinstance(keep, int) else full[:, keep])
+    torch.testing.assert_close(kept, wanted(full))
 
 
 def test_embeddings_in_place_of_ids():
@@ -257,7 +283,7 @@ def test_hidden_states_are_the_logit_lens(topology):
     streams = model.residual.open(model.embedding(ids))
     for block, state in zip(model.blocks, output.hidden_states[1:], strict=True):
         streams, _ = block(streams, model.context(ids))
-        torch.testing.assert_close(state, model.residual.close(streams), rtol=1e-5, atol=1e-6)
+        assert_same_but_for_rounding(state, model.residual.close(streams))
     last = from_language_model(model).model(ids, output_hidden_states=[1])
     assert [state is not None for state in last.hidden_states] == [False, True, False]
 
@@ -274,7 +300,7 @@ def test_checkpointed_blocks_give_the_same_gradients(topology, reentrant):
         model.enable_input_require_grads()
     model(ids, labels=ids, use_cache=False).loss.backward()
     found = [parameter.grad for parameter in model.parameters()]
-    torch.testing.assert_close(found, list(grads), rtol=1e-4, atol=1e-6)
+    assert_same_gradients(found, list(grads))
     assert len(calls) == 2  # forward, and again in backward
 
 
@@ -354,8 +380,8 @@ def test_weights_that_accelerate_keeps_elsewhere(topology):
     cpu_offload(moved, execution_device=torch.device("cpu"))
     for _ in range(2):
         found = moved(ids, output_hidden_states=True)
-        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(found.hidden_states, expected.hidden_states, rtol=1e-5, atol=1e-6)
+        assert_same_but_for_rounding(found.logits, expected.logits)
+        assert_same_but_for_rounding(found.hidden_states, expected.hidden_states)
         assert {parameter.device.type for parameter in moved.parameters()} == {"meta"}
 
 
@@ -368,7 +394,7 @@ def test_device_map_cuts_between_blocks(tmp_path):
         tmp_path / "model", device_map=devices, offload_folder=tmp_path / "disk"
     )
     assert {p.device.type for p in loaded.model.layers[1].parameters()} == {"meta"}
-    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-6)
+    assert_same_but_for_rounding(loaded(ids).logits, model(ids).logits)
     assert model._no_split_modules == {"SiameseNormBlock"}
 
 

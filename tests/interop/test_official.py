@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from siamesenorm.interop.official import load_deit, load_dit, load_lm, to_official
+from siamesenorm.interop.official import load_deit, load_dit, load_lm
 from siamesenorm.interop.olmo_config import OfficialError, parse_special
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
 
 from .recorded import assert_comes_back, assert_outputs_and_gradients, read
 
@@ -108,9 +106,3 @@ def test_special_config_is_data_not_code(tmp_path):
         with pytest.raises(OfficialError, match="norm_pos_special_config"):
             parse_special(text)
     assert not victim.exists()
-
-
-def test_topologies_without_an_official_model_have_no_names():
-    model = LanguageModel(LMConfig(vocab_size=8, dim=8, blocks=1, heads=2, ffn_dim=8, topology="mhc"))
-    with pytest.raises(OfficialError, match="mhc has no official language model"):
-        to_official(model)

@@ -31,17 +31,19 @@ def write_run(
     name: str | None = None,
     facts: dict[str, Any] | None = None,
     losses: list[float] | None = None,
+    evaluation: dict[str, float] | None = None,
+    held_out: dict[str, int] | None = None,
+    recipe: str = "lm-tiny",
 ) -> Path:
     """One run; its losses fall to where they end, unless given."""
-    config = resolve(
-        "lm-tiny", ["steps=40", "warmup=4", *overrides, f"topology={topology}", f"lr={lr!r}", f"seed={seed}"]
-    )
+    config = resolve(recipe, ["steps=40", "warmup=4", *overrides, f"topology={topology}", f"lr={lr!r}", f"seed={seed}"])
     folder = root / (name or Cell(config).name)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(write_yaml(config.as_dict()), encoding="utf-8")
     steps = 40 if state == "finished" else 20
-    evaluation = {} if loss is None else {"loss": loss, "perplexity": 2.718**loss}
-    status = {"state": state, "step": steps, "steps": 40, "loss": loss, "evaluation": evaluation, "message": state}
+    measured = {} if loss is None else {"loss": loss, "perplexity": 2.718**loss, **(evaluation or {})}
+    status = {"state": state, "step": steps, "steps": 40, "loss": loss, "evaluation": measured, "message": state}
+    status["held_out"] = {"tokens": 16384} if held_out is None else held_out
     (folder / "status.json").write_text(json.dumps(status), encoding="utf-8")
     losses = losses or [5.5 - (5.5 - (loss or 5.0)) * step / steps for step in range(1, steps + 1)]
     lines = [{"step": step, "loss": value, "seconds": 0.1} for step, value in enumerate(losses, start=1)]

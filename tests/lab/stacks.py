@@ -39,7 +39,7 @@ class Stack(nn.Module):
     def __init__(self, topology: str, dim: int, sublayers: Sequence[Callable[[Tensor], Tensor]]) -> None:
         super().__init__()
         blocks = [("attention", "ffn")] * (len(sublayers) // 2)
-        self.residual = Residual(topology, dim, blocks, norm=NormSpec(eps=1e-12))
+        self.residual = Residual(topology, dim, blocks, norm=NormSpec(eps=1e-12), needs="waived")
         self.sublayers = list(sublayers)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -44,6 +44,12 @@ def test_terminal_and_plot_show_the_same_lines(tmp_path):
     assert plotted["siamese 0.01"] == ([20, 40], [3.0, 1.0])
 
 
+def test_what_is_no_number_is_left_out(tmp_path):
+    add_evaluations(write_run(tmp_path, "pre"), {20: 8.0, 40: None})
+    (line,) = by_steps.by_steps(read_records(find_runs([tmp_path])), "frechet")
+    assert line.values == {20: 8.0}
+
+
 def test_runs_without_such_numbers_show_none(tmp_path):
     write_run(tmp_path, "pre")
     assert by_steps.measured(read_records(find_runs([tmp_path]))) == []

@@ -8,7 +8,9 @@ import pytest
 from siamesenorm.lab.compare import make_grid
 from siamesenorm.lab.grid import Grid, depth_axis, parse_numbers, parse_setting, parse_topologies, split_values
 from siamesenorm.tasks import find_task
+from siamesenorm.tasks.metrics import LEAST
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.recipes import recipe_names, resolve
 
 SMALL = ("train.steps=40", "schedule.warmup=4")
 
@@ -70,6 +72,18 @@ def test_another_recipe_is_compared_at_its_own_rate():
     assert {c.lr for c in cells} == {2e-3}
     assert len(cells) == 2 * 3
     assert {c.lr for c in make_grid(recipe="lm-tiny", lrs=["1e-3,2e-3"]).cells()} == {1e-3, 2e-3}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_measures_on_enough_to_be_compared(name):
+    config = resolve(name, [])
+    evaluation = config.evaluation
+    if config.task == "language":
+        tokens = None if evaluation.sequences is None else evaluation.sequences * config.data.sequence_length
+        sizes = {"tokens": tokens, "questions": evaluation.arithmetic or None}
+    else:
+        sizes = {"images": evaluation.images, "samples": getattr(evaluation, "samples", 0) or None}
+    assert not [of for of, size in sizes.items() if size is not None and size < LEAST[of]]
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,13 @@ def test_hyper_connections_read_their_rows_in_turn_at_start():
     assert found.fusion.gains == {"h0": 1.0, "h1": 1.0, "h2": 1.0}
 
 
-def test_mhc_reads_all_rows_equally_at_start():
+def test_mhc_reads_its_favoured_row_most_and_ends_with_all():
     found = inspect(Stack("mhc", 16, [torch.sin] * 2), torch.randn(3, 16))
-    for mixture in (*found.reads, found.fusion):
-        assert list(mixture.gain_shares.values()) == pytest.approx([0.25] * 4)
-        assert list(mixture.contributions.values()) == pytest.approx([0.25] * 4)
+    assert len(found.reads) == 2
+    for row, mixture in enumerate((*found.reads, found.fusion)):
+        shares = [0.75 if other == row else 1 / 12 for other in range(4)] if row < 2 else [0.25] * 4
+        assert list(mixture.gain_shares.values()) == pytest.approx(shares)
+        assert list(mixture.contributions.values()) == pytest.approx(shares)
 
 
 def test_residual_dual_reads_x_alone_and_ends_with_both():

@@ -80,7 +80,12 @@ def test_options_of_the_user_go_before_the_presets():
     assert {(c.topology, c.seed) for c in cells} == {("pre", 3), ("pre", 4)}
     assert {c.lr for c in cells} == {4e-3, 1e-2, 2e-2}
     cells = make_grid(preset=find_preset("warmup"), topologies=["pre"], sets=["schedule.warmup=1,2"]).cells()
-    assert [c.config.schedule.warmup for c in cells] == [1, 2]
+    assert {c.config.schedule.warmup for c in cells} == {1, 2}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_three_seeds(name):
+    assert {cell.seed for cell in make_grid(preset=find_preset(name)).cells()} == {0, 1, 2}
 
 
 def test_measured_stands_beside_published(tmp_path):

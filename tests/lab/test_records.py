@@ -5,6 +5,7 @@ import json
 import pytest
 
 from siamesenorm.lab.records import find_runs, read_records, read_run, thinned
+from siamesenorm.lab.tables import notes
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.recipes import resolve
@@ -92,6 +93,45 @@ def test_data_count_by_content_not_by_path(tmp_path):
     records = read_records(find_runs([tmp_path]))
     assert len(records.runs) == 2
     assert len(records.duplicates) == 1
+
+
+def test_grids_that_differ_in_data_name_every_difference(tmp_path):
+    for name, digest, dim in (("one", "aa", 64), ("two", "bb", 96)):
+        facts = {**FACTS, "data": {f"/{name}/corpus": digest * 32}}
+        for topology in ("pre", "siamese"):
+            overrides = (f"data.train=[/{name}/corpus]", f"model.dim={dim}", f"sequence_length={dim // 2}")
+            write_run(tmp_path / name, topology, overrides=overrides, facts=facts)
+    records = read_records(find_runs([tmp_path]))
+    assert records.groups == [
+        "train=corpus@aaaaaaaa sequence_length=32",
+        "train=corpus@bbbbbbbb sequence_length=48",
+    ]
+    assert dict(records.differences) == {
+        "data.train": ("corpus@aaaaaaaa", "corpus@bbbbbbbb"),
+        "data.sequence_length": ("32", "48"),
+        "model.dim": ("64", "96"),
+    }
+    (told,) = notes(records)
+    assert "data.train (corpus@aaaaaaaa, corpus@bbbbbbbb), data.sequence_length (32, 48), model.dim (64, 96)" in told
+
+
+def test_the_same_data_under_two_names_are_one_setting(tmp_path):
+    for name, seed in (("one", 0), ("two", 1)):
+        facts = {**FACTS, "data": {f"/{name}/corpus": "ab" * 32}}
+        write_run(tmp_path / name, seed=seed, overrides=(f"data.train=[/{name}/corpus]",), facts=facts)
+    records = read_records(find_runs([tmp_path]))
+    assert records.groups == [""]
+    assert notes(records) == []
+
+
+def test_fields_that_labels_leave_out_are_named_in_a_note(tmp_path):
+    for blocks, dim in ((12, 64), (4, 96)):
+        write_run(tmp_path, overrides=(f"blocks={blocks}", f"dim={dim}", f"ffn_dim={3 * dim}"), name=f"of {dim}")
+    (told,) = notes(read_records(find_runs([tmp_path])))
+    assert "model.blocks (12, 4), model.dim (64, 96), model.ffn_dim (192, 288)" in told
+    for warmup in (0, 4):
+        write_run(tmp_path / "other", overrides=(f"warmup={warmup}",))
+    assert notes(read_records(find_runs([tmp_path / "other"]))) == []  # their labels say it
 
 
 def test_unfinished_runs_are_left_out_and_named(tmp_path):

@@ -20,7 +20,7 @@ from siamesenorm.lab.records import find_runs, read_records
 from siamesenorm.lab.report import write_report
 from siamesenorm.lab.report_page import what_ran
 from siamesenorm.lab.statistics import analyse
-from siamesenorm.lab.tables import scores
+from siamesenorm.lab.tables import notes, scores, show
 from siamesenorm.train.errors import ConfigError
 
 from .folders import FACTS, write_grid, write_run
@@ -90,6 +90,9 @@ def test_page_shows_verdict_numbers_and_provenance(grid):
     *_, page = grid
     text = " ".join(Reader(page).texts)
     assert "siamese is better than pre by 0.1 nats" in text
+    assert "2 diverged or stuck; 3 seeds, measured on 16,384 held-out tokens." in text
+    assert "Measured on 16,384 held-out tokens, 3 seeds; first weights: init=" in text
+    assert "2 and 0" in text  # of post and of pre, at 0.01, which count as the worst
     assert "2.0033 ± 0.0252" in text
     assert "2.9000 (2 of 3 diverged)" in text
     for fact in ("torch 2.13", "siamesenorm compare", "ab" * 32, "topology: "):
@@ -285,12 +288,35 @@ def test_no_number_of_the_table_is_cut_off_on_a_narrow_terminal(tmp_path, width)
 
 def test_the_page_says_what_all_runs_were(grid, tmp_path):
     _, records, *_ = grid
-    assert what_ran(records) == ("Language, 12 blocks, width 64, 40 steps, 16 samples a step, trained on python-code")
+    size = "Language, 12 blocks, width 64, init mitchell, 40 steps, 16 samples a step"
+    assert what_ran(records) == f"{size}, trained on python-code"
     write_run(tmp_path, overrides=("model.blocks=2", "data.train=/some where/corpus"), loss=2.0)
     write_run(tmp_path, overrides=("model.blocks=3", "data.train=/some where/corpus"), loss=2.0)
     told = what_ran(read_records(find_runs([tmp_path])))
     assert "blocks" not in told
     assert told.endswith("trained on corpus")
+
+
+def test_terminal_and_page_say_by_which_rule_weights_started(grid, tmp_path):
+    """A comparison's baseline is the one its authors know only where first logits are left to the published rule."""
+
+    def said(records):
+        console = Console(width=120, record=True, file=io.StringIO())
+        show(console, records, analyse(records))
+        return " ".join(console.export_text().split()), what_ran(records)
+
+    _, records, *_ = grid
+    for text in said(records):
+        assert re.search("init.mitchell", text)
+        assert "small" not in text
+    assert not any("first_logits" in note for note in notes(records))
+    for seed in (0, 1):
+        write_run(tmp_path, seed=seed, overrides=("first_logits=small",))
+    small = read_records(find_runs([tmp_path]))
+    for text in said(small):
+        assert "small" in text
+    assert "2 of 2 runs start with small first logits" in said(small)[0]
+    assert "first_logits=standard" in notes(small)[0]
 
 
 def test_of_many_curves_the_best_and_the_failed_are_shown_first(tmp_path):
@@ -319,7 +345,7 @@ def test_a_grid_of_settings_at_one_learning_rate_is_drawn_over_its_settings(tmp_
     heat = heat_map(records, analysis)["data"][0]
     assert (sorted(heat["x"]), heat["y"]) == (["blocks=2", "blocks=4", "blocks=8"], list(reversed(records.topologies)))
     (points,) = differences(records, analysis)["data"]
-    assert len(points["y"]) == 2  # of the only rate, once
+    assert len(points["y"]) == 3  # of the only rate, once
     curves = [line for line in loss_curves(records, analysis)["data"] if "name" in line]
     assert len({line["line"]["dash"] for line in curves}) == 3
     page = write_report(records, analysis, tmp_path).read_text(encoding="utf-8")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from siamesenorm.cli import main
-from siamesenorm.lab.compare import Prepared, prepare_grid, prepare_text
+from siamesenorm.data.errors import DataError
+from siamesenorm.lab.compare import OneComparison, Prepared, local_engine, prepare_grid, prepare_text
 from siamesenorm.lab.grid import Grid
 from siamesenorm.lab.records import read_records
 from siamesenorm.lab.runner import LocalEngine, Watcher, plan
@@ -30,7 +31,8 @@ TINY = (
     "schedule.warmup=2",
     "checkpoint.every=null",
     "evaluation.every=6",
-    "evaluation.sequences=4",
+    "evaluation.sequences=256",
+    "evaluation.at_once=128",
     "logging.every=1",
 )
 
@@ -100,7 +102,7 @@ def test_a_cell_that_cannot_run_fails_alone(tmp_path):
 
 
 def test_a_killed_process_fails_alone_and_is_resumed(tmp_path):
-    grid = tiny_grid("train.steps=40", "checkpoint.every=5", topologies=("pre",), seeds=(0, 1))
+    grid = tiny_grid("train.steps=40", "evaluation.every=40", "checkpoint.every=5", topologies=("pre",), seeds=(0, 1))
 
     class Killer(Watcher):
         """Kills the first cell's process when it has taken some steps."""
@@ -129,19 +131,20 @@ def start(out, *more: str) -> subprocess.Popen:
     sets = [part for field, value in fields.items() for part in ("--set", f"{field}={value}")]
     command = [sys.executable, "-m", "siamesenorm", "compare", "--recipe", "lm-tiny", "--topologies", "pre,siamese"]
     command += ["--lrs", "1e-2", "--seeds", "0", "--jobs", "2", "--out", str(out), *sets]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A session of its own, as a terminal starts it: Ctrl-C then reaches all of its processes.
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
-    steps = "train.steps=400"
-    process = start(tmp_path / "stopped", steps)
+    steps = ("train.steps=400", "evaluation.every=200")
+    process = start(tmp_path / "stopped", *steps)
     metrics = None
     for _ in range(1200):  # until a cell is well under way
         metrics = next(iter((tmp_path / "stopped").glob("cells/*/metrics.jsonl")), None)
         if metrics is not None and metrics.read_text().count("\n") > 20:
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "the same command goes on from here" in err
@@ -149,12 +152,12 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     states = [json.loads(p.read_text()) for p in (tmp_path / "stopped").glob("cells/*/status.json")]
     assert {state["state"] for state in states} <= {"interrupted", "finished"}  # one may have been faster
     assert any(0 < state["step"] < 400 for state in states if state["state"] == "interrupted")
-    process = start(tmp_path / "stopped", steps)
+    process = start(tmp_path / "stopped", *steps)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "report.html" in out
     # A run that was never stopped has the same losses.
-    whole = prepare_grid(tiny_grid(steps, topologies=("pre",)), tmp_path / "whole")
+    whole = prepare_grid(tiny_grid(*steps, topologies=("pre",)), tmp_path / "whole")
     assert run(whole, jobs=1)
     (folder,) = whole.done
     resumed = tmp_path / "stopped" / "cells" / folder.name
@@ -190,6 +193,16 @@ def test_data_that_changed_under_its_name_is_noticed(tmp_path):
         (["--text", __file__, "--recipe", "deit-digits"], "the recipe is one of classification, not of language"),
         (["--figures", "gif"], "--figures: 'gif'"),
         (["--baseline", "span"], "--baseline: 'span' is not compared; it takes one of pre, post, siamese"),
+        (
+            ["--metric", "los"],
+            "--metric: 'los' is not known; it takes one of loss, perplexity, bits_per_byte, arithmetic",
+        ),
+        (["--metric", "arithmetic_error"], "--metric: 'arithmetic_error' is not known"),
+        (
+            ["--recipe", "dit-digits", "--metric", "accuracy"],
+            "it takes one of loss, mse, vlb, frechet, sample_accuracy",
+        ),
+        (["--text", __file__, "--metric", "loss/x"], "'loss/x'"),
         (["--engine", "slurm"], "--engine: 'slurm' is not known; it takes one of local, ray"),
         (["--recipe", "nothing"], "unknown name 'nothing'"),
     ],
@@ -210,11 +223,11 @@ def test_jobs_below_one_are_refused():
 
 def test_a_users_text_is_prepared_once_and_partly_held_out(tmp_path, monkeypatch):
     text = tmp_path / "mine.txt"
-    text.write_text("\n\n".join(f"Paragraph {number} says little." for number in range(400)))
+    text.write_text("\n\n".join(f"Paragraph {number} says little." for number in range(1000)))  # 30 kB
     first = prepare_text(text, tmp_path / "out")
     index = json.loads((first / "index.json").read_text())
-    assert index["splits"]["validation"]["documents"] > 5
-    assert index["splits"]["train"]["documents"] > 300
+    assert index["splits"]["validation"]["tokens"] >= 4096
+    assert index["splits"]["train"]["tokens"] > 3 * index["splits"]["validation"]["tokens"]
     moment = (first / "index.json").stat().st_mtime_ns
     assert prepare_text(text, tmp_path / "out") == first
     monkeypatch.chdir(tmp_path)
@@ -225,12 +238,77 @@ def test_a_users_text_is_prepared_once_and_partly_held_out(tmp_path, monkeypatch
     assert prepare_text(text, tmp_path / "out") != first  # cells of the old text are not taken for new ones
 
 
-def test_a_text_of_one_line_is_too_short(tmp_path):
-    (tmp_path / "short.txt").write_text("Just this.")
-    with pytest.raises(ConfigError, match="is too short; it takes a text"):
+@pytest.mark.parametrize("text", ["Just this.", "The same again. " * 5000])
+def test_a_text_of_which_too_little_can_be_held_out_is_refused(tmp_path, text):
+    (tmp_path / "short.txt").write_text(text)
+    with pytest.raises(ConfigError, match=r"short.txt' [\d,]+ bytes can .* it takes 4,096, from 20,480 bytes or more"):
         prepare_text(tmp_path / "short.txt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_held_out_is_refused_before_training(tmp_path):
+    with pytest.raises(ConfigError, match="evaluation: 64 tokens are too few to compare loss by; it takes 4,096"):
+        prepare_grid(tiny_grid("evaluation.sequences=4"), tmp_path / "out")
+    with pytest.raises(ConfigError, match="20 questions are too few to compare arithmetic by; it takes 100"):
+        prepare_grid(tiny_grid("evaluation.arithmetic=20"), tmp_path / "out", "arithmetic")
+    with pytest.raises(ConfigError, match="50 images are too few to compare accuracy by; it takes 100"):
+        prepare_grid(Grid("deit-digits", ("pre",), (1e-2,), overrides=("images=50",)), tmp_path / "out", "accuracy")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [
+        ("arithmetic", "it takes one of loss, perplexity"),
+        ("bits_per_byte", "it takes one of loss, perplexity"),
+        ("perplexity/arithmetic", "it takes one of loss, perplexity"),
+    ],
+)
+def test_a_metric_that_no_run_would_have_is_refused_before_training(tmp_path, metric, told):
+    with pytest.raises(ConfigError, match=rf"--metric: '{metric}' is not measured by these runs; {told}$"):
+        prepare_grid(tiny_grid(), tmp_path / "out", metric)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_plan_writes_nothing(tmp_path):
     plan(tiny_grid().cells(), tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_comparison_in_a_folder_is_refused_at_the_start(finished, capsys):
+    out, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    with OneComparison(out) as one:
+        one.take()
+        assert main(["compare", "--recipe", "lm-tiny", "--out", str(out), *TINY]) == 2
+    error = capsys.readouterr().err
+    assert error == f"siamesenorm: --out: another comparison is at work in {str(out)!r}; wait for it or stop it\n"
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_comparison_takes_its_folder_before_it_writes_there(tmp_path):
+    """Of two that begin at once in a folder that is not there yet, one is refused."""
+    one, other = OneComparison(tmp_path / "out"), OneComparison(tmp_path / "out")
+    one.take()
+    prepare_grid(tiny_grid(), tmp_path / "out", one=one)
+    written = (tmp_path / "out" / "grid.json").read_bytes()
+    with pytest.raises(DataError, match="another comparison is at work"):
+        prepare_grid(tiny_grid(seeds=(5,)), tmp_path / "out", one=other)
+    assert (tmp_path / "out" / "grid.json").read_bytes() == written
+    one.close()
+    prepare_grid(tiny_grid(seeds=(5,)), tmp_path / "out", one=other)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads", "jobs"),
+    [("1", 1, 8), ("4", 4, 2), ("3,2", 3, 2), ("16", 16, 1), ("", 1, 8), ("0", 1, 8), ("many", 1, 8)],
+)
+def test_the_threads_of_a_cell_are_what_omp_num_threads_says(monkeypatch, asked, threads, jobs):
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    for module in ("compare", "runner"):
+        monkeypatch.setattr(f"siamesenorm.lab.{module}.cores", lambda: 8)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    engine = local_engine()
+    assert (engine.threads, engine.jobs) == (threads, jobs)
+    assert local_engine(2).threads == (int(asked.partition(",")[0]) if asked in ("1", "4", "3,2", "16") else 4)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from closeness import assert_same_but_for_rounding
 from siamesenorm.models.generation import Sampling, ends_with, generate, stream
 
 from .small import ALL, stirred
@@ -18,7 +19,7 @@ def test_cached_decoding_is_the_full_forward(topology, window):
     with torch.no_grad():
         full, cache = model(ids).logits, model.new_cache(2, 14)
         pieces = [model(ids[:, a:b], cache=cache).logits for a, b in ((0, 6), (6, 9), (9, 10), (10, 11), (11, 14))]
-    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-5, rtol=0)
+    assert_same_but_for_rounding(torch.cat(pieces, 1), full, 1e-4)
     assert full.abs().max() > 0.1
     assert cache.length == 14
 

@@ -1,4 +1,4 @@
-"""First weights: the table of stds, topologies' rules on top, and a first loss near ln(vocabulary) for all."""
+"""First weights: the published tables of stds, topologies' rules on top, and small first logits where asked for."""
 
 import math
 
@@ -16,7 +16,7 @@ WIDE = {"vocab_size": 300, "dim": 256, "blocks": 3, "heads": 4, "ffn_dim": 512}
 def stds(**changes):
     """std of every weight of a model: embedding, head and the last block's four projections (q, k, v apart)."""
     model = LanguageModel(LMConfig(**{**WIDE, **changes}), seed=0)
-    block, found = model.blocks[-1], {"embedding": model.embedding.weight}
+    block, found = model.blocks[-1], {"embedding": model.embedding.weight, "head": model.head.weight}
     for sublayer in (block.attention, block.ffn):
         found.update(sublayer.role_weights())
     return {role: weight.std().item() for role, weight in found.items()}
@@ -25,6 +25,7 @@ def stds(**changes):
 CUT = 0.98658  # std of a standard normal cut at 3
 MITCHELL = {
     "embedding": CUT / 16,
+    "head": CUT / 16,
     "query": CUT / 16,
     "key": CUT / 16,
     "value": CUT / 16,
@@ -39,13 +40,34 @@ NORMAL = dict.fromkeys(MITCHELL, 0.02)
 @pytest.mark.parametrize(("init", "expected"), [("mitchell", MITCHELL), ("megatron", MEGATRON), ("normal", NORMAL)])
 def test_the_table(init, expected):
     assert stds(init=init, topology="pre") == pytest.approx(expected, rel=0.02)
+    small = {"head": (CUT if init == "mitchell" else 1) * min(0.3 / 16, 1 if init == "mitchell" else 0.02)}
+    assert stds(init=init, topology="pre", first_logits="small") == pytest.approx(expected | small, rel=0.02)
 
 
-def test_mitchell_is_cut_at_three_std():
-    model = LanguageModel(LMConfig(**WIDE), seed=0)
-    weight = model.embedding.weight
-    assert weight.abs().max() <= 3 / 16
-    assert weight.abs().max() > 2.9 / 16
+def test_mitchell_is_what_olmo_calls_so():
+    """1/sqrt(d) for what reads the stream, embedding and head; 1/sqrt(2·fan_in·(l+1)) at block l; cut at 3 std."""
+    model = LanguageModel(LMConfig(**{**WIDE, "topology": "pre"}), seed=0)
+    laws = [(model.embedding.weight, 256**-0.5), (model.head.weight, 256**-0.5)]
+    for l, block in enumerate(model.blocks):
+        laws += [(block.attention.qkv.weight, 256**-0.5), (block.ffn.up.weight, 256**-0.5)]
+        laws += [(block.attention.out.weight, (2 * 256 * (l + 1)) ** -0.5)]
+        laws += [(block.ffn.down.weight, (2 * 512 * (l + 1)) ** -0.5)]
+    for weight, std in laws:
+        assert weight.std().item() == pytest.approx(CUT * std, rel=0.02)
+        assert 2.9 * std < weight.abs().max() <= 3 * std
+    drawn = {id(weight) for weight, _ in laws}
+    assert all((p == 1).all() for p in model.parameters() if id(p) not in drawn)
+
+
+@pytest.mark.parametrize("init", ["mitchell", "megatron", "normal"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_without_the_switch_every_gain_starts_at_one(init, tied):
+    for topology in ("pre", "siamese", "siamese:form=plain", "siamese:form=hybrid_pre", "post"):
+        config = {**WIDE, "blocks": 1, "init": init, "tied": tied, "topology": topology}
+        model, small = (LanguageModel(LMConfig(**config, first_logits=how), seed=0) for how in ("standard", "small"))
+        for name, parameter in model.residual.named_parameters():
+            assert (parameter == 1).all(), name
+        assert any((p != 1).any() for p in small.residual.parameters()) == tied
 
 
 def test_topologies_rules_come_on_top():
@@ -77,7 +99,7 @@ def first_loss(topology, dim, tied, init, vocabulary=1024, **changes):
         topology=topology,
         tied=tied,
         init=init,
-        **changes,
+        **{"first_logits": "small", **changes},
     )
     model = LanguageModel(config, seed=0)
     ids = torch.randint(0, vocabulary, (2, 65), generator=torch.Generator().manual_seed(0))
@@ -88,7 +110,7 @@ def first_loss(topology, dim, tied, init, vocabulary=1024, **changes):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dim", [64, 256, 1024])
 @pytest.mark.parametrize("topology", ALL)
-def test_first_loss_is_ln_vocabulary(topology, dim, tied):
+def test_small_first_logits_give_a_first_loss_of_ln_vocabulary(topology, dim, tied):
     for init in ("mitchell", "megatron", "normal") if dim < 1024 else ("megatron",):
         assert abs(first_loss(topology, dim, tied, init)) < 0.13, init
 
@@ -107,7 +129,6 @@ def test_a_tied_model_would_predict_its_input_without_the_smaller_start():
     config = LMConfig(vocab_size=1024, dim=1024, blocks=2, heads=4, ffn_dim=1024, tied=True, init="normal")
     model = LanguageModel(config, seed=0)
     ids = torch.randint(0, 1024, (2, 33), generator=torch.Generator().manual_seed(0))
-    torch.nn.init.ones_(model.residual.final_norm.weight)
     with torch.no_grad():
         output = model(ids, labels=ids.roll(-1, 1), logits_to_keep=33)
     assert output.loss > math.log(1024) + 3
@@ -115,10 +136,11 @@ def test_a_tied_model_would_predict_its_input_without_the_smaller_start():
 
 
 def test_only_the_last_gains_start_below_one():
-    model = LanguageModel(LMConfig(**{**WIDE, "tied": True}), seed=0)
+    tied = {**WIDE, "tied": True, "first_logits": "small"}
+    model = LanguageModel(LMConfig(**tied), seed=0)
     small = [name for name, p in model.residual_parameters().items() if not torch.equal(p, torch.ones_like(p))]
     assert small == ["residual.final_norm.weight"]
-    plain = LanguageModel(LMConfig(**{**WIDE, "tied": True, "topology": "siamese:form=plain"}), seed=0)
+    plain = LanguageModel(LMConfig(**{**tied, "topology": "siamese:form=plain"}), seed=0)
     small = {name for name, p in plain.residual_parameters().items() if not torch.equal(p, torch.ones_like(p))}
     assert small == {"residual.y.final_norm.weight", "blocks.2.links.1.x.norm.weight"}
 

@@ -35,3 +35,14 @@ def test_round_trip_frozen_and_documented():
         original.dim = 3
     for model in (LMConfig, MoEConfig):
         assert all(field.description for field in model.model_fields.values())
+
+
+def test_configurations_from_before_first_logits_keep_their_meaning():
+    """Then every init made first logits small. What a program wrote names all fields, what people write does not."""
+    for how in ("standard", "small"):
+        now = preset("moe-micro", first_logits=how)
+        assert LMConfig.model_validate_json(now.model_dump_json()).first_logits == how
+        before = now.model_dump(mode="json", exclude={"first_logits"})
+        assert LMConfig.model_validate(before).first_logits == "small"
+        assert LMConfig(**before, first_logits=how) == now
+    assert config(init="mitchell", init_std=0.02, window=3).first_logits == "standard"

@@ -65,7 +65,8 @@ def make_sublayers(blocks: list[list[str]], dim: int = D, dtype: torch.dtype = t
 
 
 def make(row: Row | str, blocks: Any = L, dim: int = D, dtype: torch.dtype = torch.float64, **how: Any) -> Topology:
-    return Residual(row if isinstance(row, str) else row.text, dim, blocks, dtype=dtype, **how)
+    text = row if isinstance(row, str) else row.text
+    return Residual(text, dim, blocks, dtype=dtype, **{"needs": "waived", **how})
 
 
 def randomise(topology: nn.Module, spread: float = 0.5) -> None:

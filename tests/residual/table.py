@@ -95,8 +95,15 @@ def hyper(n: int, dynamic: bool) -> Row:
     )
 
 
+def favoured_row(k, shape):
+    """Row k mod n is read with weight 3/4, the others with equal parts of 1/4."""
+    weights = torch.full(shape, 0.25 / (shape[0] - 1), dtype=torch.float64)
+    weights[k % shape[0]] = 0.75
+    return weights.logit()
+
+
 def mhc(text: str, n: int, **how: Any) -> Row:
-    start = {"W": 0.0, "b_pre": -math.log(n - 1), "b_post": 0.0, "alpha": 0.01, "collapse": 1 / n}
+    start = {"W": 0.0, "b_pre": favoured_row, "b_post": 0.0, "alpha": 0.01, "collapse": 1 / n}
     outputs = 2 * n + n * n
     return Row(
         text,

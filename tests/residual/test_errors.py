@@ -124,6 +124,50 @@ def test_one_sentence_says_what_is_wrong_and_what_is_allowed(act, words):
     assert caught.value.__cause__ is None
 
 
+LONG = {
+    "name": lambda text, _: residual(text),
+    "option": lambda text, _: residual(f"siamese:{text}=1"),
+    "option of a part": lambda text, _: residual(f"siamese:x=post:{text}=1"),
+    "no option": lambda text, _: residual(f"siamese:{text}"),
+    "doubled": lambda text, _: residual(f"siamese:{text}=1,{text}=1"),
+    "value": lambda text, _: residual(f"siamese:form={text}"),
+    "part": lambda text, _: residual(f"siamese:y={text}"),
+    "argument": lambda text, _: residual("hyper", **{text: 1}),
+    "number in words": lambda text, _: residual("hyper", rate=text),
+    "number": lambda _, size: residual("hyper", rate=10**size),
+    "list": lambda _, size: residual("hyper", rate=[1] * size),
+    "switch": lambda text, _: residual("hyper", dynamic=text),
+    "norm": lambda text, _: residual(norm=text),
+    "norms": lambda _, size: residual(norm=[1] * size),
+    "kind": lambda text, _: residual(blocks=[[text]]),
+    "blocks": lambda text, _: residual(blocks=text),
+    "number of blocks": lambda _, size: residual(blocks=-(10**size)),
+    "width": lambda text, _: residual(dim=text),
+    "dropout": lambda text, _: residual(dropout=text),
+    "needs": lambda text, _: residual(needs=text),
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_long_values_are_cut_short(case):
+    for size in (61, 300, 5000):
+        with pytest.raises(TopologyError) as caught:
+            LONG[case]("a" * size, size)()
+        message = str(caught.value)
+        assert len(message) < 300
+        assert "\n" not in message
+        assert "…" in message or "too large to show" in message
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_every_option_cuts_long_values_short(name):
+    for option in (*TOPOLOGIES[name].options_class.__dataclass_fields__, "a" * 5000):
+        for value in ("a" * 5000, ["a"] * 5000, -(10**5000)):
+            with pytest.raises(TopologyError) as caught:
+                Residual(name, 4, 2, **{option: value})
+            assert len(str(caught.value)) < 300
+
+
 def test_find_topology():
     for name, topology in TOPOLOGIES.items():
         assert find_topology(name) is topology
@@ -156,10 +200,10 @@ VALUES = st.one_of(
     options=st.dictionaries(st.sampled_from(OPTION_NAMES) | st.text(max_size=5), VALUES, max_size=2),
 )
 def test_any_option_builds_or_raises_topology_error(name, options):
-    reserved = {"topology", "dim", "blocks", "norm", "dropout", "drop_path", "fused", "device", "dtype"}
+    reserved = {"topology", "dim", "blocks", "norm", "dropout", "drop_path", "fused", "needs", "device", "dtype"}
     options = {key: value for key, value in options.items() if key not in reserved}
     try:
-        topology = Residual(name, 3, 2, **options)
+        topology = Residual(name, 3, 2, needs="waived", **options)
     except TopologyError:
         pass
     else:
@@ -178,7 +222,7 @@ def test_any_option_builds_or_raises_topology_error(name, options):
 )
 def test_any_text_builds_or_raises_topology_error(text):
     try:
-        topology = Residual(text, 3, 1)
+        topology = Residual(text, 3, 1, needs="waived")
     except TopologyError:
         pass
     else:

@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from siamesenorm.residual import Flow, Gated
+from siamesenorm.residual.base import Step
 
 from .stacks import PAIR, D, L, by_equation, every_row, make, make_sublayers, randomise
 
@@ -51,3 +52,15 @@ def test_a_gate_goes_with_dropout():
     assert_close(got, flow.close(), **CLOSE)
     topology.eval()
     assert (got - gated(topology, sublayers, gates, x)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "gate", [torch.randn(4, 1, D, dtype=torch.float64), torch.randn(2, 4, 3, D)], ids=["wider dtype", "more rows"]
+)
+def test_a_gate_that_widens_the_update(gate):
+    """The streams become what the plain form makes of them."""
+    topology = make("siamese", dtype=torch.float32)
+    streams = topology.links[0].read(topology.open(torch.randn(4, 3, D)))[0]
+    step, output = topology.steps[0], torch.randn(4, 3, D)
+    assert type(step) is not Step
+    assert_close(step(streams, output, gate), Step(step.last, step.following)(streams, output, gate))

@@ -13,12 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from failing_files import contents, failing, yard
 from siamesenorm.train import checkpoint as module
 from siamesenorm.train.checkpoint import CheckpointError, CheckpointStore, export_weights
 from siamesenorm.train.manifest import MANIFEST, Manifest
 
 from .tiny import TinyRun, tiny_model
 from .worlds import run_world
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """A current folder that a save gone wrong may have, rather than the one with the source."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -107,6 +114,42 @@ def test_the_last_good_one_stays_whatever_lies_beside_it(store, said):
     assert (store.folder / "step-00000010").exists()
     again.save(40, run.state, wait=True)
     assert sorted(p.name for p in store.folder.glob("step-*")) == ["step-00000030", "step-00000040"]
+
+
+def test_one_that_somebody_has_put_something_into_stays_whole(store):
+    run = TinyRun(tiny_model())
+    store.save(10, run.state, wait=True)
+    kept = store.folder / "step-00000010"
+    (kept / "the best so far.txt").write_text("mine")
+    before = contents(kept)
+    for step in (20, 30, 40):
+        store.save(step, run.state, wait=True)
+    assert contents(kept) == before
+    assert sorted(p.name for p in store.folder.glob("step-*")) == [kept.name, "step-00000030", "step-00000040"]
+
+
+def test_a_folder_that_cannot_be_listed_is_no_folder_without_checkpoints(store):
+    """Or else a run would begin anew and drop the metrics of all its steps."""
+    store.save(10, TinyRun(tiny_model()).state, wait=True)
+    with failing(store.folder, at=1, code=errno.EACCES), pytest.raises(PermissionError):
+        store.latest()
+    assert store.latest().step == 10
+
+
+def save_in_yard(world, root):
+    os.chdir(root / "work")
+    said = []
+    store = CheckpointStore(root / "work" / "saved", 2, world, report=said.append)
+    return store.save(1, {"tensors": {"a": torch.zeros(3)}, "progress": {}}, wait=True), said
+
+
+def test_two_processes_that_cannot_begin_remove_nothing(tmp_path):
+    (yard(tmp_path) / "saved").write_text("mine")
+    before = contents(tmp_path)
+    found = run_world(2, save_in_yard, tmp_path)
+    assert [saved for saved, _ in found] == [False, False]
+    assert [len(said) for _, said in found] == [1, 0]
+    assert contents(tmp_path) == before
 
 
 def test_after_a_return_to_an_earlier_step_the_new_branch_is_the_latest(store):

@@ -66,6 +66,20 @@ def test_a_plateau_at_the_level_of_frequencies():
     assert monitor(falling, chance=3.1).judge(60, 3.1, 1.0) is None  # still learning
 
 
+def test_a_plateau_is_looked_for_in_the_part_of_the_loss_that_has_a_trivial_level():
+    m = monitor(chance=1.0)
+    for step in range(40):
+        m.accept(3.0 - 0.05 * step, None, level=1.01)  # the rest of the loss still falls
+    assert kind(m.judge(60, 1.0, 1.0)) == "plateau"
+    copy = monitor(chance=1.0)
+    copy.load(m.state())
+    assert kind(copy.judge(60, 1.0, 1.0)) == "plateau"
+    assert "1.000 is what knowing nothing gives" in m.judge(60, 1.0, 1.0).message
+    old = {name: value for name, value in m.state().items() if name != "levels"}
+    copy.load(old)  # as checkpoints were written before
+    assert copy.judge(60, 1.0, 1.0) is None
+
+
 def test_state_brings_back_every_verdict():
     m = monitor([3.0] * 30, policy="rollback", spike_steps=3)
     m.act(Verdict("spike", ""))
@@ -94,14 +108,14 @@ def test_actions():
     assert all(monitor(policy=policy).act(flat) == "stop" for policy in ("stop", "skip", "rollback"))
 
 
-def poison(monkeypatch, samples: set[int]) -> None:
-    """Batches that start at these samples give a loss that is no number."""
+def poison(monkeypatch, samples: set[int], loss: float = float("nan")) -> None:
+    """Batches that start at these samples give a loss that is no number, or another one."""
     plain = Engine.compute
 
     def compute(self, step):
         bad = self.loader.sample in samples
         computed = plain(self, step)
-        return type(computed)(float("nan"), computed.grad_norm) if bad else computed
+        return type(computed)(loss, computed.grad_norm) if bad else computed
 
     monkeypatch.setattr(Engine, "compute", compute)
 
@@ -146,6 +160,25 @@ def test_rollback_goes_back_and_on_with_other_data(tmp_path, monkeypatch):
     assert seen == first + [(step, 4 * step + 4) for step in range(7, 13)]  # from step 6's checkpoint, at sample 32
     assert list(losses(tmp_path / "run")) == list(range(1, 13))
     assert any(event["event"] == "rollback" for event in events(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.parametrize("value", ["nan", "99"])
+def test_a_step_that_is_not_taken_leaves_the_scale_of_float16_alone(tmp_path, monkeypatch, policy, value):
+    """Twice, so that one also follows the other; a spike's gradients are finite, those of no number are not."""
+    poison(monkeypatch, {44, 48}, float(value))  # steps 12 and 13
+    scales = []
+    plain = Engine.compute
+    monkeypatch.setattr(
+        Engine, "compute", lambda self, step: (scales.append(self.precision.scaler.get_scale()), plain(self, step))[1]
+    )
+    config = tiny("precision=fp16", f"policy={policy}", "checkpoint.every=3", "history=4", "spike_steps=1", "steps=15")
+    assert train(config, tmp_path / "run").state == "finished"
+    kinds = [event["event"] for event in events(tmp_path / "run")]
+    assert kinds.count("non_finite" if value == "nan" else "spike") == 2
+    assert kinds.count("rollback") == (2 if policy == "rollback" else 0)
+    assert set(scales) == {2.0**16}
+    assert list(losses(tmp_path / "run")) == list(range(1, 16))
 
 
 def test_rollback_ends_where_every_batch_is_bad(tmp_path, monkeypatch):

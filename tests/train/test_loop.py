@@ -8,9 +8,12 @@ import signal
 import pytest
 import torch
 
+from failing_files import contents, failing
 from siamesenorm.train import loop as loop_module
+from siamesenorm.train.checkpoint_folder import CheckpointFolder
+from siamesenorm.train.display import Display
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.folder import METRICS, OWN, STATUS, MetricsFile, RunFolder, read_metrics
+from siamesenorm.train.folder import METRICS, OWN, STATUS, WEIGHTS, MetricsFile, RunFolder, read_metrics
 from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import resolve
 
@@ -84,8 +87,8 @@ def test_a_killed_run_ends_with_bitwise_the_same_weights(tmp_path, monkeypatch, 
     assert evaluations(tmp_path / "whole") == evaluations(tmp_path / "killed")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, monkeypatch, number, code):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, monkeypatch, number):
     config = tiny()
     train(config, tmp_path / "whole")
     plain = Loop.take_step
@@ -107,6 +110,17 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, monkeypatch, numb
     assert train(config, tmp_path / "run").state == "finished"
     assert same_weights(tmp_path / "whole", tmp_path / "run")
     assert losses(tmp_path / "whole") == losses(tmp_path / "run")
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch):
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        plain = Loop.take_step
+        monkeypatch.setattr(Loop, "take_step", lambda self: (os.kill(os.getpid(), signal.SIGHUP), plain(self))[1])
+        assert train(tiny("steps=3"), tmp_path / "run").state == "finished"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):
@@ -158,7 +172,10 @@ def test_what_decides_no_loss_may_change_on_resume(tmp_path, monkeypatch):
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
+    """The second is refused at the start, before it opens its data."""
     run = RunFolder(tmp_path / "run")
+    with run.locked(), pytest.raises(ConfigError, match="another process is training"):
+        train(tiny("steps=1", "warmup=0", f"data.train={tmp_path}/not-there"), tmp_path / "run")
     with run.locked(), pytest.raises(ConfigError, match="another process is training"):
         train(tiny("steps=1", "warmup=0"), tmp_path / "run")
     assert train(tiny("steps=1", "warmup=0"), tmp_path / "run").state == "finished"
@@ -176,11 +193,12 @@ def test_a_small_model_learns(tmp_path):
     config = tiny("steps=150", "lr=2e-2", "train.batch_size=16", "dim=32", "evaluation.every=150", "sequences=32")
     result = train(config, tmp_path / "run")
     found = losses(tmp_path / "run")
-    assert found[1] == pytest.approx(5.55, abs=0.15)  # ln 258
+    assert found[1] == pytest.approx(6.05, abs=0.25)  # ln 258, and half a nat for the spread of a head of std 1/sqrt(d)
     assert sum(found[step] for step in range(141, 151)) / 10 < 2.75  # the unigram level is 3.1
     assert result.evaluation["perplexity"] < 20
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_a_failing_checkpoint_is_reported_and_the_run_goes_on(tmp_path, monkeypatch):
     from siamesenorm.train.checkpoint import CheckpointStore
 
@@ -196,6 +214,109 @@ def test_a_failing_checkpoint_is_reported_and_the_run_goes_on(tmp_path, monkeypa
     assert result.state == "finished"
     events = (tmp_path / "run" / "events.jsonl").read_text()
     assert "checkpoint of step 3 was not saved: no space left on device" in events
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A current folder that a save gone wrong may have, rather than the one with the source."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+
+class FillsTheDisk(Display):
+    """At a step, no file can be made or grow any more."""
+
+    def __init__(self, disk, at):
+        self.disk, self.at = disk, at
+
+    def step(self, record, unit, rate):
+        self.disk.full = record["step"] >= self.at
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_full_disk_ends_the_run_and_the_status_says_so(tmp_path):
+    config = tiny("checkpoint.every=3", "logging.every=1")
+    with failing(tmp_path) as disk, pytest.raises(OSError, match="No space left on device"):
+        train(config, tmp_path / "run", display=FillsTheDisk(disk, 7))
+    status = RunFolder(tmp_path / "run").status()
+    assert (status["state"], status["step"]) == ("failed", 8)
+    assert "No space left on device" in status["message"]
+    assert train(config, tmp_path / "run").state == "finished"  # there is room again
+    assert train(tiny("checkpoint.every=3"), tmp_path / "other").state == "finished"
+    assert losses(tmp_path / "run") == losses(tmp_path / "other")
+    assert (tmp_path / "run" / WEIGHTS).read_bytes() == (tmp_path / "other" / WEIGHTS).read_bytes()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_status_tells_of_a_save_that_failed(tmp_path, monkeypatch):
+    plain, seen = CheckpointFolder.begin, []
+
+    def begin(self, step):
+        if step == 6:
+            raise OSError(28, "No space left on device", str(self.path))
+        return plain(self, step)
+
+    class Watching(Display):
+        def step(self, record, unit, rate):
+            seen.append(RunFolder(tmp_path / "run").status().get("problem"))
+
+    monkeypatch.setattr(CheckpointFolder, "begin", begin)
+    assert (
+        train(tiny("checkpoint.every=3", "logging.every=1"), tmp_path / "run", display=Watching()).state == "finished"
+    )
+    assert seen[-1] is not None
+    assert seen[-1].startswith("checkpoint of step 6 was not saved: no space left on device")
+    assert "problem" not in RunFolder(tmp_path / "run").status()  # the save after it succeeded
+
+
+@pytest.mark.parametrize("mode", ["auto", "restart"])
+def test_folders_in_the_place_of_files_and_files_in_that_of_folders_are_named(tmp_path, mode):
+    train(tiny("steps=3"), tmp_path / "run")
+    for name in ("weights.safetensors", "metrics.jsonl", "checkpoints", "status.json", "config.yaml"):
+        path, aside = tmp_path / "run" / name, tmp_path / "aside"
+        os.rename(path, aside)
+        if name == "checkpoints":
+            path.symlink_to("nowhere")
+        else:
+            path.mkdir()
+            (path / "mine.txt").write_text("mine")
+        with pytest.raises(ConfigError, match=rf"{name}' is not allowed; a run has a|holds other files"):
+            train(tiny("steps=3"), tmp_path / "run", mode=mode)
+        if name == "checkpoints":
+            path.unlink()
+        else:
+            assert (path / "mine.txt").read_text() == "mine"
+            (path / "mine.txt").unlink()
+            path.rmdir()
+        os.rename(aside, path)
+    assert train(tiny("steps=3"), tmp_path / "run", mode=mode).state == "finished"
+
+
+def test_restart_removes_only_what_a_run_wrote(tmp_path):
+    """Somebody's project that also has a config.yaml, a note among the checkpoints, checkpoints on another disk."""
+    project = tmp_path / "project"
+    (project / "checkpoints").mkdir(parents=True)
+    (project / "checkpoints" / "best.pt").write_text("mine")
+    for text in ("model: resnet\n", "task: language\nbase: lm-tiny\n"):
+        (project / "config.yaml").write_text(text)
+        before = contents(project)
+        with pytest.raises(ConfigError, match=r"holds other files; its config\.yaml is not that of a run"):
+            train(tiny("steps=3"), project, mode="restart")
+        assert contents(project) == before
+    run = tmp_path / "run"
+    train(tiny("steps=3"), run)
+    for name in ("checkpoints/notes.txt", "checkpoints/step-00000003/notes.txt"):
+        (run / name).write_text("mine")
+        before = contents(run)
+        with pytest.raises(ConfigError, match=r"notes\.txt' was not made by this program; move it away"):
+            train(tiny("steps=3"), run, mode="restart")
+        assert contents(run) == before
+        (run / name).unlink()
+    os.rename(run / "checkpoints", tmp_path / "large disk")
+    (run / "checkpoints").symlink_to(tmp_path / "large disk")
+    assert train(tiny("steps=4"), run, mode="restart").state == "finished"
+    assert (run / "checkpoints").is_symlink()
+    assert sorted(path.name for path in (tmp_path / "large disk").iterdir()) == ["run.json", "step-00000004"]
 
 
 # metrics.jsonl ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from siamesenorm.models.presets import PRESETS
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import default_of, describe_allowed, fields_of
+from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.recipes import config_class, differing_field, load_recipe, parse_config, recipe_names, resolve
 from siamesenorm.train.yaml import read_yaml, write_yaml
 
@@ -210,7 +211,16 @@ FILES = {
     "a: 1\na: 2": "stands twice",
     "1: 2": "is not allowed as a name",
     "a: &x [1]\nb: *x": "aliases",
-    "a: !!python/object/apply:os.system [ls]": "is not YAML",
+    "a: !!python/object/apply:os.system [ls]": "tags (tag:yaml.org,2002:python/object/apply:os) are not allowed",
+    "a: !!bool maybe": "tags (tag:yaml.org,2002:bool) are not allowed",
+    "a: !!int ''": "tags",
+    "a: !!float x": "tags",
+    "a: !!timestamp x": "tags",
+    "a: !!binary '%'": "tags",
+    "!!omap [1]": "tags",
+    "!!set {x}": "tags",
+    "? !!map []\n: 1": "tags",
+    "a: ! x": "tags",
     "[" * 5000: "nested too deeply",
     "\x00": "is not YAML",
     "base: lm-tiny\noptimizer: {lr: no}": "'no' is not allowed",
@@ -231,7 +241,7 @@ def test_files_that_cannot_be_recipes(tmp_path):
     with pytest.raises(ConfigError, match="not UTF-8"):
         resolve(str(tmp_path / "binary.yaml"))
     (tmp_path / "long.yaml").write_text("#" * 2**21)
-    with pytest.raises(ConfigError, match="too many for a recipe"):
+    with pytest.raises(ConfigError, match="too large; it takes up to 1048576 bytes"):
         resolve(str(tmp_path / "long.yaml"))
     with pytest.raises(ConfigError, match="unknown name"):
         resolve(str(tmp_path))
@@ -279,3 +289,15 @@ def test_configuration_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         resolve("lm-tiny").optimizer.lr = 3  # type: ignore[misc]
     assert isinstance(resolve("lm-tiny"), RunConfig)
+
+
+def test_runs_from_before_first_logits_keep_their_meaning(tmp_path):
+    """As folders to open and as recipes to take up; a recipe that says nothing has the published rule."""
+    values = resolve("lm-1.3b").as_dict()
+    assert values["model"].pop("first_logits") == "standard"
+    (tmp_path / "config.yaml").write_text(write_yaml(values), encoding="utf-8")
+    assert RunFolder(tmp_path).config().model.first_logits == "small"
+    assert resolve(str(tmp_path)).model.first_logits == "small"
+    assert resolve(str(tmp_path), ["first_logits=standard"]) == resolve("lm-1.3b")
+    with pytest.raises(ConfigError, match=r"model\.first_logits is 'small' instead of 'standard'"):
+        RunFolder(tmp_path).check(resolve("lm-1.3b"), "auto")

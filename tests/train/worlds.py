@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+import machine
 from siamesenorm.train.config import ParallelConfig
 from siamesenorm.train.distributed import World
 
@@ -40,7 +40,9 @@ def run_world(
     processes, pipes = [], []
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_process, args=(sender, rank, size, server.port, parallel, work, args))
+        process = context.Process(
+            target=_process, args=(sender, rank, size, server.port, parallel, machine.current, work, args)
+        )
         process.start()
         sender.close()
         processes.append(process)
@@ -67,9 +69,16 @@ def _receive(pipe: Any) -> tuple[Any, str | None]:
 
 
 def _process(
-    sender: Any, rank: int, size: int, port: int, parallel: ParallelConfig, work: Callable[..., Any], args: Any
+    sender: Any,
+    rank: int,
+    size: int,
+    port: int,
+    parallel: ParallelConfig,
+    computing: machine.Machine,
+    work: Callable[..., Any],
+    args: Any,
 ) -> None:
-    torch.set_num_threads(1)
+    computing.settle()
     faulthandler.dump_traceback_later(PATIENCE / 2, file=sys.__stderr__)
     os.environ |= {
         "RANK": str(rank),

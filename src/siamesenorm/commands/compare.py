@@ -90,7 +90,15 @@ def compare(
     """
     from rich.console import Console
 
-    from siamesenorm.lab.compare import check_engine, make_grid, open_engine, prepare_grid, prepare_text
+    from siamesenorm.lab.compare import (
+        OneComparison,
+        check_engine,
+        check_metric,
+        make_grid,
+        open_engine,
+        prepare_grid,
+        prepare_text,
+    )
     from siamesenorm.lab.export import parse_formats
     from siamesenorm.lab.live import LiveTable
     from siamesenorm.lab.presets import find_preset
@@ -116,24 +124,30 @@ def compare(
         raise ConfigError(f"--text: {str(text)!r} is not allowed; the recipe is one of {task}, not of language")
     if baseline is not None and baseline not in asked.topologies:
         raise ConfigError(f"--baseline: {baseline!r} is not compared; it takes one of {', '.join(asked.topologies)}")
-    grid = asked if text is None else make(data=prepare_text(text, folder))
-    prepared = prepare_grid(grid, folder)
-    opened = open_engine(engine, jobs)
-    console = Console()
-    kept = sum(progress.kept for progress in prepared.plan)
-    console.print(
-        f"{len(prepared.plan)} cells in {folder}, {opened.jobs} at a time" + (f"; {kept} are done" if kept else ""),
-        style="dim",
-        markup=False,
-    )
-    with LiveTable(prepared.plan, console) as table:
-        complete = opened.run(prepared.plan, prepared.provenance, table)
-    for progress in prepared.failed[:SHOWN]:
-        typer.echo(f"siamesenorm: {progress.folder}: {progress.message}", err=True)
-    if prepared.done:
-        make_report(prepared.done, folder, metric=metric, baseline=baseline, preset=chosen, formats=formats, show=show)
-    if not complete:
-        typer.echo("interrupted and saved; the same command goes on from here", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if prepared.failed:
-        raise typer.Exit(EXIT_FAILED)
+    if metric is not None:
+        check_metric(task, metric)
+    with OneComparison(folder) as one:
+        one.take()
+        grid = asked if text is None else make(data=prepare_text(text, folder))
+        prepared = prepare_grid(grid, folder, metric, one)
+        opened = open_engine(engine, jobs)
+        console = Console()
+        kept = sum(progress.kept for progress in prepared.plan)
+        console.print(
+            f"{len(prepared.plan)} cells in {folder}, {opened.jobs} at a time" + (f"; {kept} are done" if kept else ""),
+            style="dim",
+            markup=False,
+        )
+        with LiveTable(prepared.plan, console) as table:
+            complete = opened.run(prepared.plan, prepared.provenance, table)
+        for progress in prepared.failed[:SHOWN]:
+            typer.echo(f"siamesenorm: {progress.folder}: {progress.message}", err=True)
+        if prepared.done:
+            make_report(
+                prepared.done, folder, metric=metric, baseline=baseline, preset=chosen, formats=formats, show=show
+            )
+        if not complete:
+            typer.echo("interrupted and saved; the same command goes on from here", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED)
+        if prepared.failed:
+            raise typer.Exit(EXIT_FAILED)

@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 
 from siamesenorm.commands import data_folder
+from siamesenorm.commands.arguments import CommandLine
 from siamesenorm.commands.data_folder import reported, show_splits
 
-app = typer.Typer(
+app = CommandLine(
     name="data",
     help="Turn text into token shards and images into latents, train tokenizers, look at and verify prepared folders.",
     no_args_is_help=True,
@@ -52,8 +53,8 @@ def prepare(
     invalid: Invalid = "error",
     subset: Subset = None,
     split: HubSplit = "train",
-    validation: Annotated[float, typer.Option(help="Share of the documents to hold out.")] = 0.01,
-    seed: Annotated[int, typer.Option(help="Decides which documents are held out.")] = 0,
+    validation: Annotated[float, typer.Option(help="Share of the text to hold out.")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Decides which parts are held out.")] = 0,
     shard_bytes: Annotated[
         int | None, typer.Option(help="Bytes of text a shard; by default a 64th, 1 MiB to 256 MiB.", show_default=False)
     ] = None,
@@ -104,6 +105,7 @@ def train_tokenizer(
 ) -> None:
     """Train a byte-level BPE tokenizer."""
     with reported():
+        from siamesenorm.data.atomic import check_output
         from siamesenorm.data.bpe import train_bpe
         from siamesenorm.data.documents import Reading
         from siamesenorm.data.errors import DataError
@@ -114,14 +116,13 @@ def train_tokenizer(
         settings = check_settings(field=field, unit=unit, invalid=invalid)
         if not megabytes > 0:
             raise DataError(f"megabytes: {megabytes} is not allowed; it takes a number above 0")
-        if out.is_dir() or not out.parent.is_dir():
-            raise DataError(f"out: {str(out)!r} is not allowed; it takes the path of a file in a folder that is there")
+        check_output(out, "out")
         found = find_sources(sources, format=format, pattern=pattern, subset=subset, hub_split=split)
         reading = Reading(settings.field, settings.unit, settings.invalid)
 
         def texts() -> Iterator[str]:
             left = megabytes * 1e6
-            for document, _ in read_documents(found, reading):
+            for document in read_documents(found, reading):
                 yield document.text
                 left -= len(document.text)
                 if left <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from siamesenorm.data.index import Index
 
 EXIT_FAILED = 1
+BAD_NAMES = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+"""What the system says of names that were asked for, not of the machine."""
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared folder.", show_default=False)]
 
 
@@ -23,6 +26,9 @@ def reported() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
+        # a file that is not ours, a name that no file can have: inputs that can be put right
+        if isinstance(error, ValueError) or (isinstance(error, OSError) and error.errno in BAD_NAMES):
+            raise
         typer.echo(f"siamesenorm: {error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
 
@@ -42,6 +48,9 @@ def show(
         from siamesenorm.data.tokens import open_tokens
 
         index = read_index(folder)
+        opened = open_tokens(folder, split=split)
+        tokenizer = load_tokenizer(folder, index.tokenizer.eos_token)
+        ids = opened.read(min(start, len(opened)), min(start + tokens, len(opened)))
         console = Console()
         show_splits(console, folder, index)
         console.print(f"settings   {escape(str(index.settings))}")
@@ -49,9 +58,6 @@ def show(
             console.print(f"source     {escape(source.name)} ({source.kind}, {source.bytes:,} bytes)", highlight=False)
         if len(index.sources) > 10:
             console.print(f"           and {len(index.sources) - 10:,} more")
-        opened = open_tokens(folder, split=split)
-        tokenizer = load_tokenizer(folder, index.tokenizer.eos_token)
-        ids = opened.read(min(start, len(opened)), min(start + tokens, len(opened)))
         if ids.size:
             console.rule(f"{split}, tokens {start:,} to {start + ids.size:,}")
             for part in _documents(ids.tolist(), index.tokenizer.eos_id):
@@ -105,6 +111,8 @@ def show_splits(console: Console, folder: Path, index: Index) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from siamesenorm.data.held_out import LEAST, NEEDED
+
     table = Table(title=escape(str(folder)), title_justify="left", box=None, pad_edge=False)
     for heading in ("split", "documents", "tokens", "bytes of text", "bytes/token", "shards"):
         table.add_column(heading, justify="left" if heading == "split" else "right")
@@ -122,5 +130,9 @@ def show_splits(console: Console, folder: Path, index: Index) -> None:
     )
     if index.skipped:
         console.print("left out   " + ", ".join(f"{count:,} {reason}" for reason, count in index.skipped.items()))
-    if index.settings.validation and not index.splits["validation"].documents:
-        console.print("note       no document was held out; raise --validation, or take a smaller --unit")
+    held_out = index.splits["validation"].tokens
+    if index.settings.validation and held_out < LEAST:
+        console.print(
+            f"note       {held_out:,} tokens are held out, too few to measure on: it takes {LEAST:,}, "
+            f"from {NEEDED:,} or more of different text"
+        )

@@ -66,14 +66,15 @@ def evaluate(
     with loading():
         from rich.console import Console
 
-        from siamesenorm.data.atomic import write_json
+        from siamesenorm.data.atomic import check_output, write_json
         from siamesenorm.interop import harness
         from siamesenorm.interop.errors import InteropError
         from siamesenorm.interop.perplexity import check_stride
+        from siamesenorm.tasks.harness_tasks import resolve_tasks
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
-    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise InteropError(f"output: {str(output)!r} is not allowed; it takes a file in a folder that is there")
+    if output is not None:
+        check_output(output, "output")
     if dtype not in DTYPES:
         raise InteropError(f"dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
     chosen = find_device(device)
@@ -89,7 +90,7 @@ def evaluate(
         raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both, or the folder of a run")
     with loading():
         harness.require_eval(tasks=bool(names))
-    names = harness.resolve_tasks(names)
+    names = resolve_tasks(names)
     texts = [(path, read_text(path)) for path in text or []]
     started = time.time()
     if is_run:
@@ -156,14 +157,10 @@ def load_run(folder: Path, device: torch.device, dtype: str) -> Loaded:
 
 def read_text(path: Path) -> str:
     """A file's text, or one sentence about why there is none."""
+    from siamesenorm.data import reading
     from siamesenorm.interop.errors import InteropError
 
-    try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InteropError(f"text: {str(path)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InteropError(f"text: {str(path)!r} is not UTF-8 text, see byte {error.start}") from None
+    content = reading.read_text(path, "text")
     if not content:
         raise InteropError(f"text: {str(path)!r} is empty")
     return content

@@ -31,6 +31,8 @@ def evaluate_run(console: Console, run: Path, output: Path | None, device: torch
     metrics = task.evaluate(model, rank=0, world_size=1, average=lambda values: values, final=True)
     confusion = task.confusion if isinstance(task, ClassificationTask) else None
     show_metrics(console, metrics)
+    sizes = task.held_out_sizes()
+    console.print(f"measured on {' and '.join(f'{size:,} {of}' for of, size in sizes.items())}", style="dim")
     if confusion is not None:
         show_confusion(console, confusion)
     if output is not None:
@@ -39,6 +41,7 @@ def evaluate_run(console: Console, run: Path, output: Path | None, device: torch
             "run": str(run),
             "step": trained.step,
             "metrics": plain_numbers(metrics),
+            "held_out": sizes,
         }
         if confusion is not None:
             result |= {"classes": confusion.as_dict(), "confusion": confusion.counts.astype(int).tolist()}

@@ -32,7 +32,9 @@ def export(
         str | None,
         typer.Option(help=f"hf, safetensors: {', '.join(DTYPES)}; default: as the run has them.", show_default=False),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a target that is there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier export, and nothing else.")
+    ] = False,
     vae: Annotated[
         Path | None,
         typer.Option(
@@ -45,6 +47,7 @@ def export(
     """Write the weights of a run, finished or not, in another form."""
     import torch
 
+    from siamesenorm.data.streams import is_stream
     from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.trained import open_language_model, open_trained, save_trained
 
@@ -53,11 +56,7 @@ def export(
     if dtype is not None and (dtype not in DTYPES or to == "diffusers"):
         allowed = "a pipeline keeps the run's" if to == "diffusers" else f"it takes one of {', '.join(DTYPES)}"
         raise ConfigError(f"--dtype: {dtype!r} is not allowed; {allowed}")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        if not overwrite or (to == "safetensors") == target.is_dir():
-            raise ConfigError(f"target: {str(target)!r} is there already; --overwrite replaces a {to} export")
-        if target.resolve() in (run.resolve(), *run.resolve().parents):
-            raise ConfigError(f"target: {str(target)!r} is not allowed; the run lies in it")
+    check_place(run, target, to, overwrite)
     weights = None if dtype is None else getattr(torch, dtype)
     if to == "hf":
         exporter = exporter_of("hf", "huggingface", "transformers")
@@ -65,19 +64,40 @@ def export(
         options = {"remote_code": remote_code, "dtype": weights, "overwrite": overwrite}
         exporter(trained.model, target, tokenizer=trained.tokenizer, **options)
     elif to == "diffusers":
-        export_pipeline(run, target, vae)
+        export_pipeline(run, target, vae, overwrite)
     else:
-        if target.is_dir() or not target.absolute().parent.is_dir():
-            raise ConfigError(f"target: {str(target)!r} is not allowed; it takes a file in a folder that is there")
         found = open_trained(run)
         found.model.to(weights)
         save_trained(found, target)
-    typer.echo(str(target))
+    typer.echo(str(target), err=not target.is_dir() and is_stream(target))  # which may be this very output
 
 
-def export_pipeline(run: Path, target: Path, vae: Path | None) -> None:
+def check_place(run: Path, target: Path, to: str, overwrite: bool) -> None:
+    """Say what cannot be written or replaced before anything is opened."""
+    from siamesenorm.data.atomic import check_output
+    from siamesenorm.data.streams import is_stream
+    from siamesenorm.interop.staging import check_target
+    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.train.trained import is_export
+
+    is_file = to == "safetensors"
+    if is_file and not target.is_dir() and is_stream(target):
+        return
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite or is_file == target.is_dir():
+            raise ConfigError(f"target: {str(target)!r} is there already; --overwrite replaces a {to} export")
+        if target.resolve() in (run.resolve(), *run.resolve().parents):
+            raise ConfigError(f"target: {str(target)!r} is not allowed; the run lies in it")
+        if is_file and not is_export(target):
+            raise ConfigError(f"target: {str(target)!r} is not replaced; it is no file that an export wrote")
+    if is_file:
+        check_output(target, "target")
+    else:
+        check_target(target, overwrite)
+
+
+def export_pipeline(run: Path, target: Path, vae: Path | None, overwrite: bool = False) -> None:
     """A run of diffusion as a pipeline of diffusers; models of pixels are held within ±1 on the way."""
-    from siamesenorm.interop.staging import staged
     from siamesenorm.lab.sampling import open_generator
     from siamesenorm.train.errors import ConfigError
 
@@ -86,8 +106,8 @@ def export_pipeline(run: Path, target: Path, vae: Path | None) -> None:
     if vae is not None and not made.latent:
         raise ConfigError(f"--vae: {str(vae)!r} is not allowed; this model makes pixels")
     names = made.class_names or None
-    with staged(target) as folder:
-        exporter(made.model, made.process, folder, class_names=names, vae=vae, clip=not made.latent)
+    options = {"class_names": names, "vae": vae, "clip": not made.latent, "overwrite": overwrite}
+    exporter(made.model, made.process, target, **options)
 
 
 def exporter_of(name: str, room: str, package: str, extra: str = "hf") -> Callable[..., Any]:

@@ -75,7 +75,8 @@ def inspect(
     try:
         written = write_report(found, out or default_folder(run, str(source.facts["kind"])))
     except OSError as error:
-        raise InspectionError(f"--out: {error.filename or out!s} cannot be written: {error.strerror}") from None
+        reason = error.strerror or error
+        raise InspectionError(f"--out: {error.filename or out!s} cannot be written: {reason}") from None
     typer.echo("\n" + "\n".join(map(str, written)), err=as_json)
     if show:
         typer.launch(str(written[-1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,18 +112,19 @@ def _check_targets(out: Path, filmstrip: Path | None, individually: Path | None)
         )
 
 
-def _make_room(*targets: Path | None) -> None:
+def _make_room(out: Path, filmstrip: Path | None, individually: Path | None) -> None:
     """Make the folders and try to write in them, so that no failure waits behind the sampling."""
+    from siamesenorm.data.atomic import check_output
     from siamesenorm.train.errors import ConfigError
 
-    for target in filter(None, targets):
-        attempt = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    for option, target in (("--out", out), ("--filmstrip", filmstrip), ("--individually", individually)):
+        if target is None:
+            continue
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            attempt.touch()
-            attempt.unlink()
         except OSError as error:
-            raise ConfigError(f"{str(target)!r} cannot be written: {error.strerror}") from None
+            raise ConfigError(f"{option}: {str(target)!r} cannot be written: {error.strerror}") from None
+        check_output(target / "0.png" if target.is_dir() else target, option)
 
 
 def _bar() -> Any:

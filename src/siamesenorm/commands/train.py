@@ -55,21 +55,26 @@ def train(
 ) -> None:
     """Train a model; the same command again goes on where it was interrupted.
 
-    Exit codes: 0 finished, 2 bad input, 3 diverged, 130 or 143 interrupted and saved.
+    Exit codes: 0 finished, 1 failed, 2 bad input, 3 diverged, 129, 130 or 143 interrupted and saved.
     """
     from rich.console import Console
 
-    from siamesenorm.train.display import ConsoleDisplay, Display
-    from siamesenorm.train.distributed import World
+    from siamesenorm.train.display import ConsoleDisplay, Display, output_may_be_gone
+    from siamesenorm.train.distributed import World, lost_another
     from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.folder import Mode
     from siamesenorm.train.loop import train as run_training
     from siamesenorm.train.recipes import resolve
+    from siamesenorm.train.rendezvous import refuse
 
     if resume and restart:
         raise ConfigError("--resume and --restart: both are given; it takes one of the two")
     mode: Mode = "resume" if resume else "restart" if restart else "auto"
-    config = resolve(recipe, overrides or [])
+    try:
+        config = resolve(recipe, overrides or [])
+    except ConfigError as error:
+        refuse(str(error))  # other processes need not wait for this one
+        raise
     folder = run or default_folder(recipe, overrides or [])
     console = Console(stderr=True)
     world = World.start(config.parallel)
@@ -77,15 +82,20 @@ def train(
         title = f"{config.about or recipe}\n{folder}"
         display = ConsoleDisplay(console, title) if world.is_main else Display()
         result = run_training(config, folder, mode=mode, display=display, world=world)
-    except (OSError, RuntimeError) as error:
-        if world.is_main and isinstance(error, OSError):
-            typer.echo(f"siamesenorm: {folder}: {error.strerror or error}", err=True)
-            raise typer.Exit(EXIT_FAILED) from None
-        raise
+    except Exception as error:
+        if world.size > 1 and lost_another(error):
+            problem = f"process {world.rank}: another process of the run has failed or was lost; its own words say why"
+        elif isinstance(error, OSError):
+            problem = f"{folder}: {error.strerror or error}"
+        else:
+            raise
+        typer.echo(f"siamesenorm: {problem}", err=True)
+        raise typer.Exit(EXIT_FAILED) from None
     finally:
         world.close()
     if world.is_main:
-        typer.echo(f"{result.folder}: {result.message}")
+        with output_may_be_gone():
+            typer.echo(f"{result.folder}: {result.message}")
     if result.state == "diverged":
         raise typer.Exit(EXIT_DIVERGED)
     if result.signal is not None:

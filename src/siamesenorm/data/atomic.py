@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import sys
@@ -12,27 +13,51 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from siamesenorm.data.errors import DataError
-
-PARTIAL = ".partial"
-"""How the name of a file ends while it is being written."""
+from siamesenorm.data.removal import PARTIAL, check_removable, hidden_name, remove_file
+from siamesenorm.data.replacement import replace_file
+from siamesenorm.data.streams import is_stream, write_stream
 
 BLOCK = 1 << 20
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes its name only when the block ends without an error."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    """A file to write that takes its name only when the block ends without an error.
+
+    Links are followed. A pipe, a terminal or another stream is written to when the block has ended; see `is_stream`.
+    """
+    if is_stream(path):
+        content = io.BytesIO()
+        yield content
+        with named(path):
+            write_stream(path, content.getvalue())
+        return
+    place = Path(os.path.realpath(path))
+    partial = place.with_name(hidden_name(place.name, PARTIAL))
+    with named(path, partial):
+        opened = open(partial, "xb")  # noqa: SIM115  # what could not be made is not removed either
+        try:
+            with opened as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            replace_file(partial, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove_file(partial)
+            raise
+        sync_folder(place.parent)
+
+
+@contextlib.contextmanager
+def named(path: Path, partial: Path | None = None) -> Iterator[None]:
+    """Let errors name the file that was asked for: a full disk names none, others the one beside it."""
     try:
-        with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(partial)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -52,10 +77,19 @@ def write_json(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def remove_partial(folder: Path) -> None:
-    """Remove what a killed writer left behind."""
-    for partial in folder.glob(f".*{PARTIAL}"):
-        partial.unlink(missing_ok=True)
+def check_output(path: Path, field: str) -> None:
+    """Raise unless a file can be written there: asked before long work, whose result would be lost."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise DataError(f"{field}: {str(path)!r} is not allowed; it takes a file in a folder that is there")
+    try:
+        if not is_stream(path):
+            place = Path(os.path.realpath(path))
+            check_removable(place)
+            attempt = place.with_name(hidden_name(place.name, PARTIAL))
+            open(attempt, "xb").close()
+            remove_file(attempt)
+    except OSError as error:
+        raise DataError(f"{field}: {str(path)!r} cannot be written: {error.strerror or error}") from None
 
 
 def sha256_of(path: Path) -> str:
@@ -78,8 +112,11 @@ def sha256_matches(path: Path, expected: str, size: int | None = None) -> bool:
 
 
 @contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Keep a second preparation out of a folder; the lock goes with the process, however it ends."""
+def locked_folder(folder: Path, work: str = "out: another preparation") -> Iterator[None]:
+    """Keep a second piece of work out of a folder; the lock goes with the process, however it ends.
+
+    work: how the sentence begins that the second one is refused with.
+    """
     if sys.platform == "win32":
         yield
         return
@@ -90,7 +127,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"out: another preparation is at work in {str(folder)!r}; wait for it or stop it") from None
+            raise DataError(f"{work} is at work in {str(folder)!r}; wait for it or stop it") from None
         except OSError:
             pass  # a file system without locks
         yield

@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
-from typing_extensions import Self
 
 from siamesenorm.data.errors import DataError
 

@@ -6,7 +6,6 @@ save_tokenizer(tokenizer, "tokenizer.json")
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from siamesenorm.data.errors import DataError, import_extra
+from siamesenorm.data.reading import parse_json, reason_of
 from siamesenorm.data.tokenizer import END_OF_DOCUMENT, PADDING, TokenIds, fingerprint_of, token_dtype
 
 END_TOKENS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
@@ -32,12 +32,11 @@ class JsonTokenizer:
     def __init__(self, text: str, *, eos: str | None = None, name: str = "tokenizer.json") -> None:
         library = import_extra("tokenizers", "a tokenizer.json")
         try:
-            json.loads(text)
+            parsed = parse_json(text, strict=False)
             self._inner = library.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception
-            reason = str(error).replace("\n", " ")
             raise DataError(
-                f"tokenizer: {name!r} is not a tokenizer.json that `tokenizers` can read: {reason}"
+                f"tokenizer: {name!r} is not a tokenizer.json that `tokenizers` can read: {reason_of(error)}"
             ) from None
         self._inner.no_padding()
         self._inner.no_truncation()
@@ -47,7 +46,7 @@ class JsonTokenizer:
         found = [token for token in ([eos] if eos is not None else END_TOKENS) if token in vocabulary]
         if not found:
             tried = repr(eos) if eos is not None else f"none of {', '.join(END_TOKENS)}"
-            special = [str(token) for token in _special_tokens(text)]
+            special = [str(token) for token in _special_tokens(parsed)]
             raise DataError(
                 f"eos: {tried} is in the vocabulary of {name!r}; name the token that ends a document"
                 + (f", such as one of {', '.join(special[:8])}" if special else "")
@@ -133,6 +132,6 @@ def cut_long(text: str) -> Iterator[str]:
     yield text[start:] if start else text
 
 
-def _special_tokens(text: str) -> list[Any]:
-    added = json.loads(text).get("added_tokens") or []
+def _special_tokens(parsed: Any) -> list[Any]:
+    added = parsed.get("added_tokens") or []
     return [token["content"] for token in added if token.get("special")]

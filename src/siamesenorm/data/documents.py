@@ -32,7 +32,8 @@ class Reading:
     field: name of the JSONL field or of the column that holds the text.
     unit: what of a plain text file is one document.
     invalid: what happens to a document that cannot be read: stop, replace bad bytes by U+FFFD, or leave it out.
-    seed, validation: for the sources that decide themselves what is held out.
+    seed, validation: what is held out: texts whose hash with this seed, 0 to 1, lies below.
+    longest: bytes of a document that is on one side as a whole; longer ones are held out in parts. None: all are whole.
     """
 
     field: str = "text"
@@ -40,6 +41,7 @@ class Reading:
     invalid: Invalid = "error"
     seed: int = 0
     validation: float = 0.01
+    longest: int | None = None
 
 
 @dataclass(frozen=True)

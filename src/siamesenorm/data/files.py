@@ -15,8 +15,11 @@ from typing import BinaryIO, cast
 from siamesenorm.data.atomic import BLOCK, sha256_of
 from siamesenorm.data.documents import Document, Piece, Reading, Source, decode_text, refuse, sound_text
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import parse_json
 
 BOM = b"\xef\xbb\xbf"
+LOOK = 4096
+"""Bytes of a file that tell whether it is text."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,13 @@ class File(Source):
                 count += block.count(b"\n")
                 left -= len(block)
         return count
+
+
+def looks_like_text(path: Path) -> bool:
+    """Whether the start of a file has no zero byte: arrays of tokens are full of them, text has none."""
+    with open(path, "rb") as file:
+        start = file.read(LOOK)
+    return bool(start) and b"\0" not in start
 
 
 @dataclass(frozen=True)
@@ -185,8 +195,8 @@ class JsonLinesFile(File):
         if decoded is None:
             return None
         try:
-            value = json.loads(decoded)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(decoded, strict=False)
+        except ValueError as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number or nest is too large"
             return refuse(place, f"not valid JSON ({reason}); allowed is one JSON object a line", reading, skipped)
         if not isinstance(value, dict):

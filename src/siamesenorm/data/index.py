@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from siamesenorm.data.atomic import sha256_matches, write_json
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import MissingError, read_model
 
 INDEX = "index.json"
 PROGRESS = ".progress"
@@ -31,13 +32,13 @@ def _plain_name(name: str) -> str:
 
 FileName = Annotated[str, AfterValidator(_plain_name)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class Entry(BaseModel):
     """A part of the index; nothing unknown is taken silently."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Shard(Entry):
@@ -92,6 +93,9 @@ class Settings(Entry):
     shard_bytes: Annotated[int, Field(ge=1)] | None = None
 
 
+FORMAT = "siamesenorm-tokens"
+
+
 class Index(Entry):
     """Everything about a prepared folder."""
 
@@ -128,17 +132,22 @@ def read_index(folder: str | Path) -> Index:
     """The index of a prepared folder."""
     path = Path(folder) / INDEX
     try:
-        return Index.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+        return read_model(path, Index, "data")
+    except MissingError:
         if (path.parent / PROGRESS).is_dir():
             raise DataError(f"data: {str(folder)!r} is unfinished; run the same preparation again to go on") from None
+        if path.parent.is_file():
+            raise DataError(f"data: {str(folder)!r} is a file; name the folder that holds {INDEX}") from None
         raise DataError(f"data: {str(folder)!r} is not a prepared folder; it has no {INDEX}") from None
-    except NotADirectoryError:
-        raise DataError(f"data: {str(folder)!r} is a file; name the folder that holds {INDEX}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole file"
-        raise DataError(f"data: {str(path)!r} is damaged at {where}: {first['msg']}") from None
+
+
+def holds_index(folder: Path, form: str) -> bool:
+    """Whether a folder's index was written by this program for a form, be it whole or damaged since."""
+    try:
+        with open(folder / INDEX, "rb") as file:
+            return f'"format": "{form}"'.encode() in file.read(1000)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
 
 
 def write_index(folder: Path, index: Index) -> None:

@@ -9,10 +9,9 @@ later run of the same preparation keeps the chunks whose files still match and m
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,9 @@ from pathlib import Path
 from siamesenorm.data.atomic import locked_folder, sha256_matches
 from siamesenorm.data.documents import SPLITS, Piece, Reading, Source
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.held_out import hold_out
 from siamesenorm.data.index import (
-    INDEX,
+    FORMAT,
     PROGRESS,
     Index,
     Settings,
@@ -33,7 +33,21 @@ from siamesenorm.data.index import (
     check_settings,
     write_index,
 )
-from siamesenorm.data.resume import Earlier, clear, find_earlier, remove_strays
+from siamesenorm.data.listing import names_in
+from siamesenorm.data.removal import NotOurs, remove_tree
+from siamesenorm.data.resume import (
+    MADE,
+    RECORDS,
+    REPLACEMENT,
+    Earlier,
+    check_replaceable,
+    clear,
+    discard,
+    find_earlier,
+    foreign_file,
+    remove_strays,
+    take_place,
+)
 from siamesenorm.data.shards import Chunk, ChunkRecord, Work
 from siamesenorm.data.sources import find_sources
 from siamesenorm.data.tokenizer import FILE, Tokenizer, load_tokenizer, save_tokenizer, token_dtype
@@ -73,10 +87,11 @@ def prepare(
     unit: what of a text file is one document: file, line or paragraph.
     invalid: error, replace or skip what cannot be read.
     subset, hub_split: of a Hugging Face dataset.
-    validation, seed: share of the documents that is held out, and what decides which.
+    validation, seed: share of the text that is held out, and what decides which part of it; above 0, at least
+        `siamesenorm.data.held_out.AIM` tokens as long as that is no more than a quarter.
     shard_bytes: bytes of text a shard; by default a 64th of all, from 1 MiB to 256 MiB.
     workers: processes; by default one a core.
-    overwrite: replace another preparation in the folder.
+    overwrite: replace another preparation in the folder, which stays until this one is whole.
     progress: hears of what is done; see `siamesenorm.data.workers.Progress`.
     """
     settings = check_settings(
@@ -95,29 +110,46 @@ def prepare(
     entries = _source_entries(found, workers)
     if not sum(entry.bytes for entry in entries):
         raise DataError(f"sources: {', '.join(map(str, sources))!r} hold no text; every file is empty")
+    reading = hold_out(found, reading, chosen)
     chunks = plan_chunks(found, reading, settings.shard_bytes)
-    plan = _fingerprint(settings, chosen, entries, chunks)
+    plan = _fingerprint(settings, reading, chosen, entries, chunks)
     fresh = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    place, whole = folder, False
     try:
         with locked_folder(folder):
             progress.stage("checking what is there")
             earlier = find_earlier(folder, plan, overwrite=overwrite, workers=workers)
-            if earlier.index and earlier.sound and sha256_matches(folder / FILE, earlier.index.tokenizer.sha256):
-                return earlier.index
-            work = Work(folder.resolve(), plan, found, reading)
-            records = _make(work, chosen, chunks, earlier, workers, progress)
-            index = _assemble(settings, chosen, entries, plan, records, earlier)
-            if not sum(split.documents for split in index.splits.values()):
-                clear(folder)
-                raise DataError(f"sources: no document with text is left; left out were {index.skipped or 'none'}")
-            remove_strays(folder, [name for name, *_ in index.files()])
-            write_index(folder, index)
-            shutil.rmtree(folder / PROGRESS)
+            if earlier is None:  # the other preparation stays until this one is whole
+                check_replaceable(folder, MADE)
+                place = folder / REPLACEMENT
+                place.mkdir(exist_ok=True)
+                earlier = find_earlier(place, plan, overwrite=True, workers=workers)
+            elif (folder / REPLACEMENT).is_dir():
+                discard(folder / REPLACEMENT)
+            if earlier is None:
+                clear(place)
+                earlier = Earlier({})
+            index = earlier.index
+            if not (index and earlier.sound and sha256_matches(place / FILE, index.tokenizer.sha256)):
+                work = Work(place.resolve(), plan, found, reading)
+                records = _make(work, chosen, chunks, earlier, workers, progress)
+                index = _assemble(settings, chosen, entries, plan, records, earlier)
+                if not sum(split.documents for split in index.splits.values()):
+                    clear(place)
+                    raise DataError(f"sources: no document with text is left; left out were {index.skipped or 'none'}")
+                remove_strays(place, [name for name, *_ in index.files()])
+                write_index(place, index)
+                whole = True
+                with contextlib.suppress(NotOurs):
+                    remove_tree(place / PROGRESS, RECORDS)
+            if place != folder:
+                take_place(place, folder, MADE)
             return index
     except DataError:
-        if fresh and not any((folder / PROGRESS).glob("*.json")):
-            shutil.rmtree(folder)  # bad input leaves nothing behind
+        begun = whole or any(name.endswith(".json") for name in names_in(place / PROGRESS))
+        if not begun and (fresh or place != folder):
+            discard(place)  # bad input leaves nothing behind
         raise
 
 
@@ -159,9 +191,9 @@ def _check_folder(folder: Path, sources: Sequence[Source]) -> None:
         path = getattr(source, "path", None)
         if isinstance(path, Path) and target in path.resolve().parents:
             raise DataError(f"out: {str(folder)!r} holds the source {source.name!r}; name another folder")
-    known = {INDEX, PROGRESS, FILE}
-    if folder.is_dir() and known.isdisjoint(names := os.listdir(folder)) and names:
-        raise DataError(f"out: {str(folder)!r} holds other files, such as {sorted(names)[0]!r}; name an empty folder")
+    other = foreign_file(folder, FORMAT, RECORDS)
+    if other is not None:
+        raise DataError(f"out: {str(folder)!r} holds other files, such as {other!r}; name an empty folder")
 
 
 def _source_entries(sources: Sequence[Source], workers: int) -> list[SourceEntry]:
@@ -176,10 +208,11 @@ def _source_entries(sources: Sequence[Source], workers: int) -> list[SourceEntry
 
 
 def _fingerprint(
-    settings: Settings, tokenizer: Tokenizer, entries: Sequence[SourceEntry], chunks: Sequence[Chunk]
+    settings: Settings, reading: Reading, tokenizer: Tokenizer, entries: Sequence[SourceEntry], chunks: Sequence[Chunk]
 ) -> str:
     value = {
         "settings": settings.model_dump(),
+        "held_out": [reading.validation, reading.longest],
         "tokenizer": tokenizer.fingerprint,
         "sources": [entry.model_dump() for entry in entries],
         "chunks": [asdict(chunk) for chunk in chunks],

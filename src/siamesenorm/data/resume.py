@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import shutil
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from siamesenorm.data.atomic import remove_partial, sha256_matches
+from siamesenorm.data.atomic import sha256_matches, sync_folder
 from siamesenorm.data.errors import DataError
-from siamesenorm.data.index import INDEX, PROGRESS, Index, Shard, read_index
+from siamesenorm.data.index import INDEX, PROGRESS, Index, Shard, holds_index, read_index
+from siamesenorm.data.listing import names_in
+from siamesenorm.data.reading import read_model
+from siamesenorm.data.removal import (
+    Made,
+    NotOurs,
+    check_removable,
+    hidden_names,
+    remove_entries,
+    remove_file,
+    remove_tree,
+)
+from siamesenorm.data.replacement import Replacement
 from siamesenorm.data.shards import ChunkRecord
+from siamesenorm.data.tokenizer import FILE
 
 SHARD_NAME = re.compile(r"(train|validation)-(\d{5,})\.(npy|csv\.gz)")
+REPLACEMENT = ".replacement"
+"""Folder of a preparation that will take the place of the one around it."""
+RECORD_NAME = r"\d{5,}\.json"
+NAMES = rf"{SHARD_NAME.pattern}|index\.json|tokenizer\.json"
+RECORDS = re.compile(rf"{RECORD_NAME}|{hidden_names(RECORD_NAME)}")
+MADE = re.compile(rf"{NAMES}|{hidden_names(NAMES)}|\.progress(?:/(?:{RECORDS.pattern}))?")
+"""What a preparation writes: records of finished chunks, and all in its folder."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +46,27 @@ class Earlier:
     sound: bool = True
 
 
-def find_earlier(folder: Path, plan: str, *, overwrite: bool, workers: int) -> Earlier:
-    """Finished chunks of the same plan whose files still match; raises if the folder holds another plan's work."""
-    remove_partial(folder)
-    remove_partial(folder / PROGRESS)
+def foreign_file(folder: Path, form: str, records: Made) -> str | None:
+    """A file by which a folder is known not to hold work of a form; None where it may be written to."""
+    names = names_in(folder)
+    if not names or holds_index(folder, form):
+        return None
+    if INDEX in names:
+        return INDEX
+    if {PROGRESS, REPLACEMENT}.isdisjoint(names):
+        return names[0]
+    made = names_in(folder / PROGRESS)
+    return next((f"{PROGRESS}/{name}" for name in made if not records.fullmatch(name)), None)
+
+
+def find_earlier(folder: Path, plan: str, *, overwrite: bool, workers: int) -> Earlier | None:
+    """Finished chunks of the same plan whose files still match; raises if the folder holds another plan's work.
+
+    With `overwrite` it does not raise: unfinished work of another plan is removed, and None says that a whole
+    preparation of another plan is there.
+    """
+    remove_entries(folder, re.compile(hidden_names(NAMES)))
+    remove_entries(folder / PROGRESS, re.compile(hidden_names(RECORD_NAME)))
     try:
         index = read_index(folder) if (folder / INDEX).exists() else None
         records = _records_of_index(index) if index else _records_of_progress(folder)
@@ -46,6 +81,8 @@ def find_earlier(folder: Path, plan: str, *, overwrite: bool, workers: int) -> E
                 f"out: {str(folder)!r} holds another preparation (other sources, tokenizer or settings); "
                 f"name another folder, or set overwrite"
             )
+        if index is not None:
+            return None
         clear(folder)
         return Earlier({})
     with ThreadPoolExecutor(workers) as pool:
@@ -55,17 +92,52 @@ def find_earlier(folder: Path, plan: str, *, overwrite: bool, workers: int) -> E
 
 
 def clear(folder: Path) -> None:
-    """Remove a preparation, the index first: what is left at any moment is never taken for a whole one."""
-    (folder / INDEX).unlink(missing_ok=True)
-    shutil.rmtree(folder / PROGRESS, ignore_errors=True)
+    """Remove a preparation, the index first: what is left at any moment is known as an unfinished one."""
+    (folder / PROGRESS).mkdir(exist_ok=True)
+    remove_file(folder / INDEX)
     remove_strays(folder, ())
+    remove_file(folder / FILE)
+    remove_tree(folder / PROGRESS, RECORDS)
+
+
+def discard(folder: Path) -> None:
+    """Remove a preparation with its folder; where other files lie in it, these stay."""
+    clear(folder)
+    with contextlib.suppress(NotOurs):
+        remove_tree(folder, MADE)
+
+
+def check_replaceable(folder: Path, made: Made) -> None:
+    """Raise if something in a folder could not be replaced later: a link, say, that has the name of a file of ours."""
+    for name in _index_last(folder, made):
+        check_removable(folder / name)
+
+
+def take_place(new: Path, folder: Path, made: Made) -> None:
+    """Put a whole preparation in the place of the one around it, all of it or nothing.
+
+    made: fits what either of them consists of. The old index goes first and the new one comes last.
+    """
+    with Replacement() as swap:
+        for name in _index_last(folder, made)[::-1]:
+            swap.set_aside(folder / name)
+        for name in _index_last(new, made):
+            swap.move(new / name, folder / name)
+        sync_folder(folder)
+    with contextlib.suppress(NotOurs):
+        remove_tree(new, made)
+
+
+def _index_last(folder: Path, made: Made) -> list[str]:
+    names = [name for name in names_in(folder) if made.fullmatch(name) and name != PROGRESS]
+    return sorted(names, key=lambda name: (name == INDEX, name))
 
 
 def remove_strays(folder: Path, kept: Collection[str]) -> None:
     """Remove shards that no record speaks of."""
-    for path in list(folder.iterdir()):
-        if SHARD_NAME.fullmatch(path.name) and path.name not in kept:
-            path.unlink()
+    for name in names_in(folder):
+        if SHARD_NAME.fullmatch(name) and name not in kept:
+            remove_file(folder / name)
 
 
 def _sound(folder: Path, shard: Shard) -> bool:
@@ -86,9 +158,9 @@ def _records_of_index(index: Index) -> Sequence[ChunkRecord]:
 
 def _records_of_progress(folder: Path) -> Sequence[ChunkRecord]:
     records = []
-    for path in sorted((folder / PROGRESS).glob("*.json")):
+    for path in (folder / PROGRESS / name for name in names_in(folder / PROGRESS)):
         try:
-            records.append(ChunkRecord.model_validate_json(path.read_bytes()))
-        except ValidationError:
-            path.unlink()
+            records.append(read_model(path, ChunkRecord, "out"))
+        except DataError:
+            remove_file(path)
     return records

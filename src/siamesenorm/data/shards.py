@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from siamesenorm.data.atomic import sha256_of, whole_file, write_json
-from siamesenorm.data.documents import SPLITS, Piece, Reading, Source, choose_split
+from siamesenorm.data.documents import SPLITS, Piece, Reading, Source
+from siamesenorm.data.held_out import split_document
 from siamesenorm.data.index import PROGRESS, Entry, Shard
 from siamesenorm.data.tokenizer import Tokenizer
 
@@ -152,10 +153,11 @@ def _batches(work: Work, chunk: Chunk, skipped: Counter[str], progress: Progress
             if not raw or raw.isspace():
                 skipped["empty"] += 1
                 continue
-            split = document.split or choose_split(raw, work.reading.seed, work.reading.validation)
-            texts[split].append(document.text)
-            rows[split].append(("", source.name, document.place))
-            sizes[split] += len(raw)
+            for part in split_document(document, work.reading):
+                assert part.split is not None
+                texts[part.split].append(part.text)
+                rows[part.split].append(("", source.name, part.place))
+                sizes[part.split] += len(part.text.encode())
             if sizes.total() >= BATCH:
                 # a piece is counted whole in the end, so a packed or tagged source never counts beyond its bytes
                 progress(min(held, piece.size) - told, 0)

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from siamesenorm.data.arithmetic import Arithmetic, ArithmeticCorpus
 from siamesenorm.data.columns import HubDataset, ParquetFile
-from siamesenorm.data.documents import SPLITS, Document, Reading, Source, choose_split
+from siamesenorm.data.documents import SPLITS, Document, Reading, Source
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import JsonLinesFile, TextFile
+from siamesenorm.data.held_out import split_document
+from siamesenorm.data.listing import walk
+from siamesenorm.data.reading import named_path
 from siamesenorm.data.stdlib import PythonCorpus
 
 HUB = "hf:"
@@ -48,7 +51,7 @@ def find_sources(
         raise DataError("sources: none given; name a file, a folder, an embedded corpus or hf:NAME")
     found: list[Source] = []
     for name in map(str, names):
-        path = Path(name)
+        path = named_path(name, "source")
         if name.startswith(HUB):
             found.append(HubDataset(name, name.removeprefix(HUB), subset, hub_split))
         elif path.is_dir():
@@ -75,16 +78,16 @@ def embedded_documents(name: str, split: str, *, seed: int = 0, validation: floa
     if isinstance(source, ArithmeticCorpus):
         return source.settings.documents(split)
     documents = read_documents([source], Reading(seed=seed, validation=validation))
-    return (document.text for document, chosen in documents if chosen == split)
+    return (document.text for document in documents if document.split == split)
 
 
-def read_documents(sources: Iterable[Source], reading: Reading) -> Iterator[tuple[Document, str]]:
+def read_documents(sources: Iterable[Source], reading: Reading) -> Iterator[Document]:
     """Every document of sources with its split, in order, in this process."""
     skipped = Counter[str]()
     for source in sources:
         for piece in source.pieces(1 << 40, reading):
             for document in source.read(piece, reading, skipped):
-                yield document, document.split or choose_split(document.text.encode(), reading.seed, reading.validation)
+                yield from split_document(document, reading)
 
 
 def _embedded(name: str, seed: int) -> Source:
@@ -98,7 +101,7 @@ def _embedded(name: str, seed: int) -> Source:
 
 def _folder(root: Path, format: str, pattern: str | None) -> list[Source]:
     found: list[tuple[str, Path]] = []
-    for folder, inner, files in os.walk(root):
+    for folder, inner, files in walk(root):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         for file in files:
             path = Path(folder, file)

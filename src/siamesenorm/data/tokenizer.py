@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import named_path, read_text
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|padding|>"
@@ -138,18 +139,14 @@ def load_tokenizer(name: str | Path, eos: str | None = None) -> Tokenizer:
     """
     if str(name) == "byte":
         return _byte_tokenizer(eos)
-    path = Path(name)
+    path = named_path(name, "tokenizer")
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise DataError(
             f"tokenizer: {str(name)!r} is not known; allowed are {', '.join(NAMES)}, the path of a {FILE}, "
             f"or of a folder that holds one"
         )
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        raise DataError(f"tokenizer: {str(path)!r} is not UTF-8 text; allowed is a {FILE}") from None
-    return tokenizer_from_json(text, eos, str(path))
+    return tokenizer_from_json(read_text(path, "tokenizer"), eos, str(path))
 
 
 def tokenizer_from_json(text: str, eos: str | None = None, name: str = FILE) -> Tokenizer:

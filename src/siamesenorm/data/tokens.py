@@ -16,11 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from siamesenorm.data.arrays import array_header
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.files import LOOK, looks_like_text
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
+from siamesenorm.data.listing import files_below
+from siamesenorm.data.reading import named_path
 from siamesenorm.data.tokenizer import TokenIds, Tokenizer
 
 DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+ARRAYS = (".npy", ".bin")
+"""Ends of the names of token arrays."""
 NUMPY_HEADER = b"\x93NUMPY"
 OPEN_FILES = 256
 """Shards that stay mapped; each keeps a file open, and a system allows about a thousand."""
@@ -91,7 +97,7 @@ class Tokens:
             else:
                 self._across(row, number, begin)
         if self.vocab_size is not None and rows.max() >= self.vocab_size:
-            raise DataError(f"data: {self.name!r} holds id {rows.max()}; its tokenizer has 0 to {self.vocab_size - 1}")
+            raise DataError(f"data: {self.name!r} holds id {rows.max()}; its vocabulary has 0 to {self.vocab_size - 1}")
         return rows
 
     def _across(self, row: TokenIds, number: int, begin: int) -> None:
@@ -126,7 +132,7 @@ def open_tokens(
     split: of a prepared folder.
     dtype, eos_id, vocab_size: of raw arrays, which do not say it themselves.
     """
-    paths = [Path(data)] if isinstance(data, (str, Path)) else [Path(part) for part in data]
+    paths = [named_path(part, "data") for part in ([data] if isinstance(data, (str, Path)) else data)]
     if len(paths) == 1 and ((paths[0] / INDEX).is_file() or (paths[0] / PROGRESS).is_dir()):
         return _prepared(paths[0], split)
     if dtype not in DTYPES:
@@ -177,7 +183,7 @@ def _prepared(folder: Path, split: str) -> Tokens:
 def _raw_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    found = sorted(path.rglob("*.npy")) if path.is_dir() else []
+    found = [file for file in files_below(path) if file.suffix == ".npy"] if path.is_dir() else []
     if not found:
         raise DataError(
             f"data: {str(path)!r} is neither a prepared folder, nor a .npy file, nor a folder of .npy files"
@@ -190,18 +196,18 @@ def _raw(path: Path, dtype: str) -> RawArray:
         if file.read(len(NUMPY_HEADER)) == NUMPY_HEADER:
             return _with_header(path)
     size, kind = path.stat().st_size, DTYPES[dtype]
+    if size >= LOOK and looks_like_text(path):
+        raise DataError(
+            f"data: {str(path)!r} is no array of {dtype} tokens but looks like text; "
+            f"siamesenorm data prepare makes tokens of it"
+        )
     if size == 0 or size % kind.itemsize:
         raise DataError(f"data: {str(path)!r} has {size} bytes, which is no whole number of {dtype} tokens")
     return RawArray(path, kind, size // kind.itemsize)
 
 
 def _with_header(path: Path) -> RawArray:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise DataError(f"data: {str(path)!r} is not a sound NumPy file: {error}") from None
-    if array.ndim != 1 or array.dtype not in DTYPES.values():
-        raise DataError(
-            f"data: {str(path)!r} is {array.dtype} of shape {array.shape}; allowed is one row of uint16 or uint32"
-        )
-    return RawArray(path, array.dtype, array.size, array.offset)
+    shape, dtype, _, offset = array_header(path, "data")
+    if len(shape) != 1 or dtype not in DTYPES.values():
+        raise DataError(f"data: {str(path)!r} is {dtype} of shape {shape}; allowed is one row of uint16 or uint32")
+    return RawArray(path, dtype, shape[0], offset)

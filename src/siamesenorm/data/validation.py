@@ -14,6 +14,9 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED, check_corpora, make_batch
 from siamesenorm.data.tokens import Tokens
 
+BLOCK = 1 << 20
+"""Tokens that are looked at together."""
+
 
 class ValidationData:
     """Consecutive sequences of a corpus; see `siamesenorm.data.packing` for what a batch holds.
@@ -49,8 +52,17 @@ class ValidationData:
             yield self._batch(mine)
 
     def scored(self) -> int:
-        """Tokens that are scored without document masking."""
-        return min(len(self.tokens), self.sequences * self.sequence_length)
+        """Tokens that are scored."""
+        count, eos = min(len(self.tokens), self.sequences * self.sequence_length), self.tokens.eos_id
+        if eos is None:
+            return count - 1
+        if not self.document_masking:
+            return count
+        ends = sum(
+            np.count_nonzero(self.tokens.read(start, min(start + BLOCK, count - 1)) == eos)
+            for start in range(0, count - 1, BLOCK)
+        )
+        return count - 1 - int(ends)
 
     def _batch(self, sequences: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Batch:
         length, total = self.sequence_length, len(self.tokens)

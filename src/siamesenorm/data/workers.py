@@ -77,6 +77,7 @@ def _run_pool(
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     if "forkserver" in methods:
         context.set_forkserver_preload([__name__])
+        start_fork_server()
     counters = context.Array("q", 3)  # bytes, tokens, stop
     state = (work, tokenizer.to_json(), tokenizer.eos_token, counters)
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=state)
@@ -101,6 +102,21 @@ def _run_pool(
             for future in pending:
                 future.cancel()
             raise
+
+
+def start_fork_server() -> None:
+    """Start what processes are forked from, unless it runs. It and they never hear of Ctrl-C or a closed terminal.
+
+    Both reach every process of a terminal; the first one tells the others when to stop.
+    """
+    from multiprocessing import forkserver, resource_tracker  # not on every system
+
+    resource_tracker.ensure_running()  # it would let signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _worker: tuple[Work, Tokenizer, Any] | None = None

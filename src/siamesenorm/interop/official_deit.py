@@ -18,6 +18,7 @@ from torch import Tensor
 
 from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
+from siamesenorm.interop.official_forms import VISION, official_topology
 from siamesenorm.interop.renaming import Names, load_renamed, rename
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_config import ViTConfig
@@ -83,9 +84,7 @@ def read_deit_config(config_dict: Mapping[str, Any], topology: str) -> ViTConfig
 
 def deit_names(model: VisionTransformer) -> Names:
     """Our parameter names to the official ones."""
-    topology = model.residual.name
-    if topology not in LINKS:
-        raise OfficialError(f"topology: {model.config.topology} has no official vision model; siamese and pre have")
+    topology = official_topology(model.residual, VISION, "vision model")
     modules = {name: name for name in OUTSIDE}
     modules |= {f"residual.{ours}": theirs for theirs, ours in ENDS[topology].items()}
     for block in range(model.config.blocks):

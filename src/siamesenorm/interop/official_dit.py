@@ -19,6 +19,7 @@ from torch import Tensor
 
 from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
+from siamesenorm.interop.official_forms import DIFFUSION, official_topology
 from siamesenorm.interop.renaming import Names, load_renamed, rename
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
@@ -93,8 +94,7 @@ def load_dit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) -
 
 def dit_names(model: DiT) -> Names:
     """Our names to the official ones."""
-    if model.config.topology not in ("siamese", "pre") or model.config.qk_norm != "none":
-        raise OfficialError(f"topology: {model.config.topology} has no official diffusion Transformer")
+    official_topology(model.residual, DIFFUSION, "diffusion Transformer")
     modules = dict(MODULES)
     for block in range(model.config.blocks):
         modules |= {f"blocks.{block}.{ours}": f"blocks.{block}.{theirs}" for ours, theirs in BLOCK.items()}

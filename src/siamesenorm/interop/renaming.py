@@ -28,8 +28,7 @@ def load_renamed(model: Model, names: Names, state: Mapping[str, Tensor]) -> Mod
     """Give a model from the meta device copies of `state`'s tensors; what does not fit raises with its names."""
     expected = model.state_dict()
     _complain("not a tensor", [name for name, value in state.items() if not isinstance(value, Tensor)])
-    _complain("missing", sorted(set(names.values()) - set(state)))
-    _complain("unknown", sorted(set(state) - set(names.values())))
+    check_keys(names.values(), state)
     _complain(
         "wrong shape",
         [
@@ -49,6 +48,13 @@ def give_renamed(model: nn.Module, names: Names, *, grads: bool = False) -> dict
         return {theirs: p.grad for theirs, p in parameters.items() if p.grad is not None}
     tensors = model.state_dict()
     return {theirs: tensors[ours].detach() for ours, theirs in names.items()}
+
+
+def check_keys(expected: Iterable[str], given: Iterable[str]) -> None:
+    """Raise where a state dict lacks keys, or has others, with their names."""
+    wanted, found = set(expected), set(given)
+    _complain("missing", sorted(wanted - found))
+    _complain("unknown", sorted(found - wanted))
 
 
 def _complain(what: str, names: Iterable[str]) -> None:

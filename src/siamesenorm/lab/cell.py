@@ -6,9 +6,7 @@ Beside a run's other files it leaves cell.json: processor time, memory, versions
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -17,9 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from siamesenorm.data.atomic import write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import read_model
+from siamesenorm.data.removal import remove_tree
 from siamesenorm.train.display import Display
-from siamesenorm.train.folder import CHECKPOINTS, State
+from siamesenorm.train.folder import CHECKPOINTS, FOLDERS, AsWritten, State
 
 FACTS = "cell.json"
 SECONDS_BETWEEN = 0.2
@@ -66,7 +69,8 @@ def run_cell(order: Order, send: Send) -> State:
     }
     write_json(folder / FACTS, facts)
     if result.state in ("finished", "diverged"):
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)  # it will not go on; its weights are exported
+        with contextlib.suppress(OSError):  # it will not go on; its weights are exported
+            remove_tree(folder / CHECKPOINTS, FOLDERS[CHECKPOINTS])
     return result.state
 
 
@@ -116,13 +120,32 @@ def work(connection: Any, order: Order) -> None:
             connection.close()
 
 
+class Machine(AsWritten):
+    """Where a cell was trained."""
+
+    processor: str
+    cores: int
+    system: str
+
+
+class CellFile(AsWritten):
+    """What is read of cell.json."""
+
+    command: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    machine: Machine = Machine(processor="", cores=0, system="")
+    data: dict[str, str] = Field(default_factory=dict)
+    processor_seconds: float = 0
+    memory_bytes: float = 0
+    chance_loss: float | None = None
+
+
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What cell.json says, nothing if it is not there."""
+    """What cell.json says, nothing if it is not there or not sound."""
     try:
-        read = json.loads((folder / FACTS).read_bytes())
-    except (OSError, ValueError):
+        return read_model(folder / FACTS, CellFile, "run").model_dump(exclude_unset=True)
+    except DataError:
         return {}
-    return read if isinstance(read, dict) else {}
 
 
 def memory_peak() -> int:

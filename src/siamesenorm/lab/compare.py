@@ -7,25 +7,30 @@ verdict(analyse(read_records(prepared.done)))
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from siamesenorm.data.atomic import write_json
-from siamesenorm.data.index import INDEX, read_index
+from siamesenorm.data.atomic import locked_folder, write_json
+from siamesenorm.data.documents import Reading, Source
+from siamesenorm.data.held_out import LEAST as LEAST_TOKENS
+from siamesenorm.data.held_out import NEEDED, hold_out
 from siamesenorm.data.preparation import prepare
-from siamesenorm.data.sources import find_sources
+from siamesenorm.data.sources import find_sources, read_documents
+from siamesenorm.data.texts import HELD_OUT
+from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import GRID, Cell, Grid, Setting, depth_axis, parse_numbers, parse_setting, parse_topologies
 from siamesenorm.lab.presets import Preset
-from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts
+from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts, threads_asked_for
 from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
-from siamesenorm.tasks import find_task
+from siamesenorm.tasks import Task, find_task
+from siamesenorm.tasks.metrics import DECIDED_BY, LEAST
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.recipes import resolve
 
@@ -35,8 +40,6 @@ ENGINES = ("local", "ray")
 DATA = "data"
 LONGEST_NAME = 40
 """Signs that a text's own name gives its folder."""
-HELD_OUT = 0.05
-"""Share of a user's text."""
 
 
 class Engine(Protocol):
@@ -128,27 +131,87 @@ def prepare_text(source: Path, out: Path) -> Path:
     digest = hashlib.sha256("".join(found.sha256() for found in sources).encode()).hexdigest()
     name = re.sub(r"[^\w.-]+", "_", source.resolve().stem)[:LONGEST_NAME]
     folder = out.resolve() / DATA / f"{name}-{digest[:8]}"
-    units = [read_index(folder).settings.unit] if (folder / INDEX).is_file() else ["file", "paragraph", "line"]
-    for unit in units:  # what is held out is held out whole
-        index = prepare([source], folder, unit=unit, validation=HELD_OUT, overwrite=True)
-        if all(index.splits[split].documents for split in ("train", "validation")):
-            return folder
-    shutil.rmtree(folder)
-    raise ConfigError(f"--text: {str(source)!r} is too short; it takes a text of which some lines can be held out")
+    _check_length(source, sources)
+    prepare([source], folder, validation=HELD_OUT, overwrite=True)
+    return folder
 
 
-def prepare_grid(grid: Grid, out: Path | str) -> Prepared:
-    """Check every cell and the data; bad input raises before anything is written."""
+def _check_length(text: Path, sources: Sequence[Source]) -> None:
+    """Raise, before anything is written, where too little can be held out to compare by."""
+    tokenizer = ByteTokenizer()
+    reading = hold_out(sources, Reading(validation=HELD_OUT), tokenizer)
+    texts = (part.text for part in read_documents(sources, reading) if part.split == "validation")
+    held_out = 0
+    for part in texts:
+        held_out += len(tokenizer.encode(part))
+        if held_out >= LEAST_TOKENS:
+            return
+    raise ConfigError(
+        f"--text: of {str(text)!r} {held_out:,} bytes can be held out, too few to compare by; "
+        f"it takes {LEAST_TOKENS:,}, from {NEEDED:,} bytes or more of different text"
+    )
+
+
+def check_metric(task: str, name: str) -> None:
+    """Raise if a task gives no number of a name that runs can be compared by; what a run measures is known later."""
+    kind = find_task(task)
+    known = kind.metric(name)
+    if known is None or (known.higher is None and not name.startswith("lm_eval/")):
+        single = (other for other in kind.metrics.items() if not other[0].endswith("/"))
+        names = [other for other, metric in single if metric.higher is not None]
+        raise ConfigError(f"--metric: {name!r} is not known; it takes one of {', '.join(names)}")
+
+
+def check_measured(task: Task, name: str) -> None:
+    """Raise if a run would not measure a number, or on too little to compare by."""
+    if name != "loss":  # which every evaluation has
+        measured = [other for other, metric in task.measures().items() if metric.higher is not None]
+        plain = name.partition(" (")[0] if name.startswith("lm_eval/") else name  # a filter is not known before
+        if plain not in measured:
+            raise ConfigError(
+                f"--metric: {name!r} is not measured by these runs; it takes one of {', '.join(measured)}"
+            )
+    of = "" if (known := task.metric(name)) is None else known.of
+    size = task.held_out_sizes().get(of)
+    if size is not None and size < LEAST[of]:
+        raise ConfigError(
+            f"evaluation: {size:,} {of} are too few to compare {name} by; it takes {LEAST[of]:,} or more "
+            f"({DECIDED_BY[of]})"
+        )
+
+
+class OneComparison(contextlib.ExitStack):
+    """Keeps a second comparison out of a folder, from the moment on when there is one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.taken = folder, False
+
+    def take(self) -> None:
+        """Raise if the folder is another one's; nothing where there is no folder yet."""
+        if not self.taken and self.folder.is_dir():
+            self.enter_context(locked_folder(self.folder, "--out: another comparison"))
+            self.taken = True
+
+
+def prepare_grid(grid: Grid, out: Path | str, metric: str | None = None, one: OneComparison | None = None) -> Prepared:
+    """Check every cell and the data; bad input raises before anything is written.
+
+    metric: what cells are to be compared by; the held-out loss if it is not said.
+    one: takes the folder before anything is written into it.
+    """
     cells = grid.cells()
     places = plan(cells, Path(out))
     facts: dict[str, Any] = {**machine_facts(), "command": command(), "data": {}}
     for cell in _different_data(cells):
-        find_task(cell.config.task)(cell.config)  # opens the data and checks it
+        check_measured(find_task(cell.config.task)(cell.config), metric or "loss")  # the data are opened and checked
         facts["data"] |= data_hashes(cell.config)
     _check_kept(places, facts["data"])
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if one is not None:
+            one.take()
         write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [cell.name for cell in cells]})
     except OSError as error:
         raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
@@ -192,8 +255,8 @@ def open_engine(name: str, jobs: int | None = None) -> Engine:
 
 
 def local_engine(jobs: int | None = None) -> LocalEngine:
-    """As many processes as asked for, or one a core, or one a GPU."""
+    """As many processes as asked for, or one a core (a few cores where OMP_NUM_THREADS says so), or one a GPU."""
     import torch
 
     gpus = torch.cuda.device_count()
-    return LocalEngine(jobs or gpus or cores(), gpus=gpus)
+    return LocalEngine(jobs or gpus or max(1, cores() // (threads_asked_for() or 1)), gpus=gpus)

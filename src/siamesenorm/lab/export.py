@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from siamesenorm.data.atomic import whole_file
 from siamesenorm.lab.figures import by_settings, colours, short_text
 from siamesenorm.lab.records import Records
 from siamesenorm.lab.statistics import Analysis
@@ -61,7 +62,8 @@ def export_figures(records: Records, analysis: Analysis, out: Path, formats: Ite
         for kind in formats:
             path = folder / f"{name}.{kind}"
             # No date inside: the same runs give the same file.
-            figure.savefig(path, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+            with whole_file(path) as file:
+                figure.savefig(file, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
             written.append(path)
     return written
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from siamesenorm.lab.runner import DONE, Progress, Watcher
-from siamesenorm.train.display import clock
+from siamesenorm.train.display import clock, output_may_be_gone
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 8
@@ -49,13 +49,15 @@ class LiveTable(Watcher):
     def __enter__(self) -> LiveTable:
         if self.console.is_terminal:
             self.live = Live(console=self.console, auto_refresh=False, transient=True)
-            self.live.start()
+            with output_may_be_gone():
+                self.live.start()
             self.draw()
         return self
 
     def __exit__(self, *problem: object) -> None:
         if self.live is not None:
-            self.live.stop()
+            with output_may_be_gone():
+                self.live.stop()
             self.live = None
 
     def changed(self, progress: Progress) -> None:
@@ -64,7 +66,8 @@ class LiveTable(Watcher):
         if self.live is None and ended and progress.cell.name not in self.told:
             self.told.add(progress.cell.name)
             count = sum(p.state in DONE for p in self.plan)
-            self.console.print(f"[{count}/{len(self.plan)}] {title(progress)}: {outcome(progress)}", markup=False)
+            with output_may_be_gone():
+                self.console.print(f"[{count}/{len(self.plan)}] {title(progress)}: {outcome(progress)}", markup=False)
 
     def tick(self) -> None:
         """Draw anew."""
@@ -74,13 +77,15 @@ class LiveTable(Watcher):
             self.draw()
         elif self.live is None and now - self.shown >= PLAIN:
             self.shown = now
-            self.console.print(self.summary())
+            with output_may_be_gone():
+                self.console.print(self.summary())
 
     def draw(self) -> None:
         """The table and the line below it."""
         assert self.live is not None
         rows = self.console.size.height - OTHER_ROWS
-        self.live.update(Group(grid_table(self.plan, rows), self.summary()), refresh=True)
+        with output_may_be_gone():
+            self.live.update(Group(grid_table(self.plan, rows), self.summary()), refresh=True)
 
     def summary(self) -> Text:
         """Cells done, and the time that is left."""

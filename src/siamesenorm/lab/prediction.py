@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 
+from siamesenorm.data.arrays import read_array
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import Pixels
 from siamesenorm.data.images.pictures import decode
 from siamesenorm.data.images.transforms import CentreCrop
+from siamesenorm.data.reading import parse_json, reason_of
+from siamesenorm.data.tensors import read_tensors
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_config import ViTConfig
 from siamesenorm.tasks.classification import ClassificationTask, transform_of
@@ -64,25 +65,19 @@ def open_classifier(path: Path | str) -> Classifier:
 
 
 def _open_file(path: Path) -> Classifier:
-    from safetensors import SafetensorError, safe_open
-
+    tensors, header = read_tensors(path, "run")
+    if header.get("task") != "classification":
+        found = header.get("task", "unknown")
+        raise ConfigError(f"run: {str(path)!r} holds a model of task {found}; it takes one of classification")
     try:
-        with safe_open(path, framework="pt") as file:
-            header: dict[str, str] = file.metadata() or {}
-            if header.get("task") != "classification":
-                found = header.get("task", "unknown")
-                raise ConfigError(f"run: {str(path)!r} holds a model of task {found}; it takes one of classification")
-            config = ViTConfig.model_validate_json(header["config"])
-            data = ImageDataConfig.model_validate_json(header["data"])
-            names = [str(name) for name in json.loads(header["class_names"])]
-            with torch.device("meta"):
-                model = VisionTransformer(config)
-            model.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, assign=True)  # noqa: SIM118
-    except ConfigError:
-        raise
-    except (SafetensorError, RuntimeError, OSError, KeyError, ValueError, ValidationError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"run: {str(path)!r} is no exported classifier: {reason}") from None
+        config = ViTConfig.model_validate_json(header["config"])
+        data = ImageDataConfig.model_validate_json(header["data"])
+        names = [str(name) for name in parse_json(header["class_names"])]
+        with torch.device("meta"):
+            model = VisionTransformer(config)
+        model.load_state_dict(tensors, assign=True)
+    except (RuntimeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"run: {str(path)!r} is no exported classifier: {reason_of(error)}") from None
     return Classifier(model.requires_grad_(False).eval(), transform_of(config, data), names)
 
 
@@ -92,10 +87,7 @@ def read_image(path: Path) -> list[Pixels]:
         raise DataError(f"image: {str(path)!r} is not a file; it takes image files and .npy arrays")
     if path.suffix.lower() != ".npy":
         return [decode(path, str(path))]
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"image: {str(path)!r} is not a sound array: {' '.join(str(error).split())[:160]}") from None
+    array = read_array(path, "image")
     shape = array.shape
     if array.ndim == 2:
         array = array[None, ..., None]

@@ -37,7 +37,7 @@ class Preset:
     topologies: tuple[str, ...]
     lrs: tuple[float, ...]
     published: tuple[Published, ...]
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = (0, 1, 2)
     sets: tuple[str, ...] = ()
     """As --set takes them."""
     depths: tuple[int, ...] = ()
@@ -133,7 +133,6 @@ PRESETS = {
             tuple(ablated(norm, scaling) for norm in (False, True) for scaling in (False, True)),
             (1e-2,),
             _ablation_table(),
-            seeds=(0, 1, 2),
         ),
     )
 }

@@ -15,6 +15,7 @@ from typing import Any
 from siamesenorm.data.atomic import sha256_of
 from siamesenorm.data.images.opening import DIGITS, FASHION_MNIST, open_images
 from siamesenorm.data.index import INDEX
+from siamesenorm.data.listing import files_below
 from siamesenorm.data.sources import EMBEDDED, find_sources
 from siamesenorm.train.config import RunConfig
 from siamesenorm.version import __version__
@@ -39,6 +40,12 @@ def machine_facts() -> dict[str, Any]:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_asked_for() -> int | None:
+    """Threads of a process by OMP_NUM_THREADS, whose first number counts; None where it says nothing sensible."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and int(first) else None
 
 
 @functools.lru_cache(maxsize=1)
@@ -84,6 +91,6 @@ def hash_of(name: str) -> str | None:
     if (path / INDEX).is_file():
         return sha256_of(path / INDEX)
     digest = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+    for file in files_below(path):
         digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
     return digest.hexdigest()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.statistics import Analysis
-from siamesenorm.lab.tables import place_text
+from siamesenorm.lab.tables import place_text, what_is_shown
 
 HEADERS = ("paper's setting", "topology", "published", "ours", "our setting")
 
@@ -49,7 +49,7 @@ def published_texts(analysis: Analysis, preset: Preset) -> list[tuple[str, ...]]
 
 def about(analysis: Analysis, preset: Preset) -> str:
     """What the two columns of numbers are."""
-    return f"{preset.about} arXiv 2602.08064; one run a cell, no spread. Ours: held-out {analysis.metric}."
+    return f"{preset.about} arXiv 2602.08064; one run a cell, no spread. Ours: {what_is_shown(analysis)}."
 
 
 def show_published(console: Console, analysis: Analysis, preset: Preset) -> None:

@@ -5,26 +5,31 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.listing import walk
+from siamesenorm.data.reading import read_model
 from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import GRID, OWN_OPTIONS, OnAxes
+from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.divergence import LEARNT
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.folder import CONFIG, RunFolder, read_metrics
+from siamesenorm.train.folder import CONFIG, AsWritten, RunFolder, read_metrics
 
 UNCOUNTED = ("every", "at_once", "lm_eval")
 """Fields of the evaluation that decide when and how it runs, and no number that runs are compared by."""
-HIGHER_IS_BETTER = ("accuracy", "top1", "top5", "arithmetic", "inception_score")
 POINTS = 200
 """Points of a loss curve in a report; each is the mean of what lies between it and the one before."""
 CHANCE = 0.1
-"""Nats below the loss of knowing only frequencies that a run must reach to have learnt something."""
+"""How far below the loss of having learnt nothing of its input a run must come to have learnt something."""
+SHORT = 8
+"""Digits of a hash that tell data apart."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Run(OnAxes):
     folder: Path
     config: RunConfig
     state: str
-    """finished, diverged, stuck (at the end it knows frequencies only and learns no more), or where it stopped."""
+    """finished, diverged, stuck (at the end it knows nothing of its input and learns no more), or where it stopped."""
     step: int
     evaluation: dict[str, float]
     curve: list[tuple[int, float]]
@@ -45,6 +50,12 @@ class Run(OnAxes):
     """Median."""
     message: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)
+    """How many tokens, images, … its numbers were measured on."""
+    directions: dict[str, bool] = field(default_factory=dict)
+    """Whether more is better, of the numbers that it says this of."""
+    chance_loss: float | None = None
+    """The loss of having learnt nothing of the input."""
 
     @functools.cached_property
     def identity(self) -> str:
@@ -64,6 +75,24 @@ class Run(OnAxes):
         """Its last held-out number of a name, if it reached its end."""
         return self.evaluation.get(metric) if self.state == "finished" else None
 
+    def higher_is_better(self, metric: str) -> bool | None:
+        """Which way one of its numbers points; None if it is none to compare by."""
+        known = find_task(self.config.task).metric(metric)
+        return self.directions.get(metric, None if known is None else known.higher)
+
+    def shown(self, name: str) -> str:
+        """The value of a field for people: data by their names and the first digits of their hashes."""
+        value = self.fields.get(name)
+        section, _, rest = name.partition(".")
+        if section != "data":
+            return _text(value)
+        named, hashes = self.config.as_dict()["data"].get(rest), self.facts.get("data", {})
+        names = named if isinstance(named, list) else [named]
+        return "+".join(
+            f"{Path(each).name}@{hashes[each][:SHORT]}" if isinstance(each, str) and each in hashes else _text(each)
+            for each in names
+        )
+
 
 @dataclass(frozen=True)
 class Records:
@@ -75,6 +104,8 @@ class Records:
     unfinished: tuple[str, ...] = ()
     duplicates: tuple[tuple[str, float | None], ...] = ()
     """Runs that were there before, and how far their losses lie apart."""
+    differences: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Fields in which runs differ, beside topology, learning rate and seed, with their values."""
 
     def setting(self, run: Run) -> str:
         """What tells a run apart."""
@@ -108,7 +139,7 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
         if not path.is_dir():
             raise ConfigError(f"run: {str(path)!r} is not a folder; it takes runs, or folders that hold some")
         below = []
-        for folder, inner, files in os.walk(path):
+        for folder, inner, files in walk(path):
             inner.sort()
             if CONFIG in files:
                 below.append(Path(folder))
@@ -120,13 +151,19 @@ def find_runs(paths: Iterable[Path | str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+class GridFile(AsWritten):
+    """What is read of grid.json."""
+
+    cells: list[str]
+    preset: str | None = None
+
+
 def read_grid(folder: Path) -> dict[str, Any]:
-    """What grid.json says, nothing if it is not there."""
+    """What grid.json says, nothing if it is not there or not sound."""
     try:
-        read = json.loads((folder / GRID).read_bytes())
-    except (OSError, ValueError):
+        return read_model(folder / GRID, GridFile, "run").model_dump(exclude_unset=True)
+    except DataError:
         return {}
-    return read if isinstance(read, dict) and isinstance(read.get("cells"), list) else {}
 
 
 def read_run(folder: Path) -> Run:
@@ -139,10 +176,12 @@ def read_run(folder: Path) -> Run:
     status, facts, metrics = run.status(), read_facts(folder), read_metrics(folder)
     losses = [(r["step"], r["loss"]) for r in metrics if isinstance(r.get("loss"), (int, float))]
     seconds = sorted(r["seconds"] for r in metrics if isinstance(r.get("seconds"), (int, float)))
-    evaluations = [(r["step"], r["evaluation"]) for r in metrics if isinstance(r.get("evaluation"), dict)]
-    evaluation = status.get("evaluation") or (evaluations[-1][1] if evaluations else {})
-    state, chance = str(status.get("state", "unknown")), facts.get("chance_loss")
-    if state == "finished" and chance is not None and _stuck([loss for _, loss in losses], chance):
+    found = [(r["step"], r["evaluation"]) for r in metrics if isinstance(r.get("evaluation"), dict)]
+    evaluation = _numbers(status.get("evaluation") or (found[-1][1] if found else {}), math.nan)
+    state, chance = str(status.get("state", "unknown")), facts.get("chance_loss", status.get("chance_loss"))
+    watched = find_task(config.task).chance_of
+    levels = [level for r in metrics if isinstance(level := r.get(watched, r.get("loss")), (int, float))]
+    if state == "finished" and isinstance(chance, (int, float)) and _stuck(levels, chance):
         state = "stuck"
     return Run(
         name=folder.name,
@@ -152,15 +191,25 @@ def read_run(folder: Path) -> Run:
         step=int(status.get("step") or 0),
         evaluation=evaluation,
         curve=thinned(losses),
-        evaluations=evaluations,
+        evaluations=[(step, _numbers(values)) for step, values in found],
         step_seconds=seconds[len(seconds) // 2] if seconds else None,
         message=str(status.get("message", "")),
         facts=facts,
+        held_out=_numbers(status.get("held_out")),
+        directions={name: bool(higher) for name, higher in _numbers(status.get("higher_is_better")).items()},
+        chance_loss=chance if isinstance(chance, (int, float)) else None,
     )
 
 
+def _numbers(values: Any, nothing: float | None = None) -> dict[str, float]:
+    """What of a mapping is numbers; nothing: stands for null, which is how a run writes what is no number."""
+    given = values.items() if isinstance(values, dict) else ()
+    known = {str(name): nothing if value is None else value for name, value in given}
+    return {name: value for name, value in known.items() if isinstance(value, (int, float))}
+
+
 def _stuck(losses: Sequence[float], chance: float) -> bool:
-    """Whether the last quarter of a run knows no more than frequencies and gained nothing on the one before."""
+    """Whether the last quarter of a run knows nothing of its input and gained nothing on the one before."""
     quarter = len(losses) // 4
     if not quarter:
         return False
@@ -186,25 +235,37 @@ def read_records(folders: Iterable[Path]) -> Records:
     tasks = {run.config.task for run in runs.values()}
     if len(tasks) > 1:
         raise ConfigError(f"run: tasks {', '.join(sorted(tasks))} are not allowed together; a report takes one task")
-    return Records(tuple(runs.values()), _settings(list(runs.values())), tuple(unfinished), tuple(duplicates))
+    found = list(runs.values())
+    settings, differences = _settings(found)
+    return Records(tuple(found), settings, tuple(unfinished), tuple(duplicates), differences)
 
 
-def _settings(runs: Sequence[Run]) -> dict[str, str]:
-    """A label of the fields that differ, without those that follow from others."""
+def _settings(runs: Sequence[Run]) -> tuple[dict[str, str], tuple[tuple[str, tuple[str, ...]], ...]]:
+    """A label of the fields that differ, without those that follow from others; and all that differ, with values.
+
+    Different data follow from nothing, so these are always in the label.
+    """
     fields = {run.identity: run.fields for run in runs}
     names = dict.fromkeys(name for values in fields.values() for name in values)
     differing = [n for n in names if n not in OWN_OPTIONS and len({_text(v.get(n)) for v in fields.values()}) > 1]
-    differing.sort(key=lambda name: name != "model.blocks")  # dim and ffn_dim follow from it in a depth sweep
+    # dim and ffn_dim follow from blocks in a depth sweep
+    differing.sort(key=lambda name: (not name.startswith("data."), name != "model.blocks"))
     kept: list[str] = []
     for name in differing:
         known = {tuple(_text(values.get(n)) for n in kept) for values in fields.values()}
         with_it = {tuple(_text(values.get(n)) for n in [*kept, name]) for values in fields.values()}
-        if len(with_it) > len(known):
+        if len(with_it) > len(known) or name.startswith("data."):
             kept.append(name)
-    return {
-        identity: " ".join(f"{name.rpartition('.')[2]}={_text(values.get(name))}" for name in kept)
+    shown: dict[tuple[str, str], str] = {}
+    for run in runs:
+        for name in differing:  # of the same data under two names, the first one's
+            shown.setdefault((name, _text(fields[run.identity].get(name))), run.shown(name))
+    labels = {
+        identity: " ".join(f"{name.rpartition('.')[2]}={shown[name, _text(values.get(name))]}" for name in kept)
         for identity, values in fields.items()
     }
+    values_of = {name: tuple(text for (field, _), text in shown.items() if field == name) for name in differing}
+    return labels, tuple(values_of.items())
 
 
 def _hashed(value: Any, hashes: Mapping[str, str]) -> Any:

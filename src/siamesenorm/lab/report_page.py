@@ -12,7 +12,7 @@ from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.lab.rows import provenance
 from siamesenorm.lab.statistics import Analysis, Range, beside
-from siamesenorm.lab.tables import notes, place_text
+from siamesenorm.lab.tables import first_weights, notes, place_text, what_is_shown
 from siamesenorm.lab.verdict import interval_text, short, verdict
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.yaml import write_yaml
@@ -24,9 +24,10 @@ MOST_CARDS, MOST_ROWS = 6, 12
 def make_page(records: Records, analysis: Analysis, title: str, preset: Preset | None, folder: Path) -> Page:
     """The report as people see it."""
     states = [run.state for run in records.runs]
-    finished, seeds = states.count("finished"), f"{len(records.seeds)} seed{'s' if len(records.seeds) > 1 else ''}"
-    ended = f"{len(states)} runs, {finished} finished, {len(states) - finished} diverged or stuck; {seeds}."
-    page = Page(title, f"{what_ran(records)}. {ended}")
+    finished = states.count("finished")
+    ended = f"{len(states)} runs, {finished} finished, {len(states) - finished} diverged or stuck"
+    found = analysis.conditions
+    page = Page(title, f"{what_ran(records)}. {ended}; {found.seeds_text}, measured on {found.size}.")
     page.heading("Verdict").cards(cards(records, analysis)).bullets(verdict(analysis), "verdict")
     for note in notes(records):
         page.paragraph(note, "warning")
@@ -50,6 +51,7 @@ def what_ran(records: Records) -> str:
         *same("{}", (config.task.capitalize() for config in configs)),
         *same("{} blocks", (getattr(config.model, "blocks", None) for config in configs)),
         *same("width {}", (getattr(config.model, "dim", None) for config in configs)),
+        *same("init {}", (first_weights(config) for config in configs)),
         *same("{} steps", (f"{config.steps:,}" for config in configs)),
         *same("{} samples a step", (f"{config.train.batch_size:,}" for config in configs)),
         *same("trained on {}", (corpora(config) for config in configs)),
@@ -96,14 +98,16 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
         page.plot(
             "settings",
             f"Held-out {metric} by setting",
-            f"Means over seeds with their standard deviation, all at the learning rate {records.lrs[0]:g}.",
+            "Means over the seeds that reached their end with their standard deviation, all at the learning rate "
+            f"{records.lrs[0]:g}.",
             figures.by_setting(records, analysis),
         )
     else:
         page.plot(
             "learning-rate",
             f"Held-out {metric} by learning rate",
-            "Means over seeds with their standard deviation; a cross marks learning rates at which runs diverged.",
+            "Means over the seeds that reached their end with their standard deviation; a cross marks learning rates "
+            "at which runs diverged.",
             figures.by_learning_rate(records, analysis),
         )
     page.plot(
@@ -127,14 +131,15 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
         page.plot(
             "differences",
             f"Difference from {analysis.baseline}, seed by seed",
-            f"Bars are {analysis.confidence:.0%} confidence intervals by Student's t; with one seed there are none.",
+            f"Bars are {analysis.confidence:.0%} confidence intervals by Student's t, each for itself; with one seed "
+            "there are none. A run that diverged counts as the worst. The verdict corrects for how many there are.",
             figure,
             height=max(220, 80 + sum(30 + 16 * name.count("<br>") for name in names)),
         )
     page.plot(
         "heat-map",
         "The grid",
-        f"Held-out {metric}, the mean over seeds.",
+        f"Held-out {metric}, the mean over the seeds that reached their end.",
         figures.heat_map(records, analysis),
         height=max(220, 120 + 44 * len(records.topologies if figures.by_settings(records) else analysis.ranges)),
     )
@@ -161,7 +166,7 @@ def _numbers(page: Page, records: Records, analysis: Analysis, folder: Path) -> 
         for found in each.ranges:
             places = (each.place(found.topology, found.setting, lr) for lr in records.lrs)
             rows.append((*([found.setting] if grouped else []), found.topology, *map(place_text, places)))
-        caption = f"Held-out {each.metric}, mean ± standard deviation over seeds."
+        caption = f"{what_is_shown(each)[0].upper()}{what_is_shown(each)[1:]}."
         page.table(headers, rows, caption=caption, words=2 if grouped else 1)
     for metric in by_steps.measured(records):
         titles, lines = by_steps.table(by_steps.by_steps(records, metric))
@@ -175,7 +180,9 @@ def _numbers(page: Page, records: Records, analysis: Analysis, folder: Path) -> 
                 f"{analysis.baseline}'s lr",
                 "difference",
                 "interval",
+                "p, corrected",
                 "seeds",
+                "diverged",
             ),
             [
                 (
@@ -185,11 +192,15 @@ def _numbers(page: Page, records: Records, analysis: Analysis, folder: Path) -> 
                     f"{c.baseline_lr:g}",
                     f"{c.difference.mean:+.4f}",
                     interval_text(c.difference),
+                    "–" if c.corrected_p is None else f"{c.corrected_p:.2g}",
                     str(c.difference.count),
+                    f"{c.lost} and {c.baseline_lost}" if c.lost or c.baseline_lost else "–",
                 )
                 for c in (*analysis.best_lr, *analysis.same_lr)
             ],
-            caption=f"Paired differences from {analysis.baseline}: each at its best learning rate, then at the same.",
+            caption=f"Paired differences from {analysis.baseline}: each at its best learning rate, then at the same. "
+            "Intervals are each for itself; p is corrected by Holm for the comparisons of its part. Runs that "
+            f"diverged, the topology's and {analysis.baseline}'s, count as the worst.",
             words=2 if grouped else 1,
         )
     page.table(

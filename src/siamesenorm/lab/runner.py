@@ -6,23 +6,21 @@ checkpoint. Processes come from a fork server that has imported torch once.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
+from siamesenorm.data.workers import start_fork_server
 from siamesenorm.lab.cell import Order, work
 from siamesenorm.lab.grid import Cell
-from siamesenorm.lab.provenance import cores
+from siamesenorm.lab.provenance import cores, threads_asked_for
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
+from siamesenorm.train.interruption import Interruption
 
 CELLS = "cells"
 PATIENCE = 30.0
@@ -109,7 +107,7 @@ class LocalEngine:
         if jobs < 1:
             raise ConfigError(f"--jobs: {jobs} is not allowed; it takes 1 or more")
         self.jobs, self.gpus = jobs, gpus
-        self.threads = threads or max(1, cores() // jobs)
+        self.threads = threads or threads_asked_for() or max(1, cores() // jobs)
         self.context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
             # torch._dynamo: building a model on `meta` imports it, 1.7 s in every cell otherwise.
@@ -119,7 +117,9 @@ class LocalEngine:
         """Run what is not done yet; False if it was interrupted, which has saved what was running."""
         waiting = [progress for progress in plan if progress.state not in DONE]
         running: dict[connection.Connection, tuple[Any, Progress, int]] = {}
-        with stopping() as stop:
+        with Stopping() as stop:
+            if sys.platform != "win32":
+                start_fork_server()
             try:
                 while running or (waiting and not stop.asked):
                     while waiting and len(running) < self.jobs and not stop.asked:
@@ -173,28 +173,7 @@ def _end(process: Any, progress: Progress, stopping: bool) -> None:
     progress.read()
 
 
-class Stop:
-    """Whether a stop was asked for, and whether the cells were told."""
+class Stopping(Interruption):
+    """The first Ctrl-C, SIGTERM or SIGHUP asks to stop, and the cells are told; a second Ctrl-C ends at once."""
 
-    asked = told = False
-
-
-@contextlib.contextmanager
-def stopping() -> Iterator[Stop]:
-    """The first Ctrl-C or SIGTERM asks to stop, the second ends at once."""
-    stop = Stop()
-
-    def take(number: int, frame: FrameType | None) -> None:
-        if stop.asked:
-            raise KeyboardInterrupt
-        stop.asked = True
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    told = False

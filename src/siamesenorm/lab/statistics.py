@@ -1,19 +1,29 @@
-"""What a grid says: paired differences with confidence intervals, stable learning rates, cost, and a verdict."""
+"""What a grid says: paired differences with confidence intervals, stable learning rates, and cost.
+
+A run that diverged counts as the worst: as far from a good one as the worst run that reached its end, or as a model
+that has learnt nothing of its input. To leave it out would be to judge a topology by the seeds it survived.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from siamesenorm.lab.records import HIGHER_IS_BETTER, Records, Run
-from siamesenorm.lab.student import CONFIDENCE, Interval, paired
+from siamesenorm.lab.conditions import Conditions, conditions
+from siamesenorm.lab.cost import Cost, costs
+from siamesenorm.lab.records import Records
+from siamesenorm.lab.student import CONFIDENCE, Interval, holm, paired
+from siamesenorm.tasks import find_task
 from siamesenorm.train.errors import ConfigError
 
 NEAR = 0.02
 """A learning rate is near the best where the metric is within this share of it."""
 BESIDE = ("accuracy", "frechet")
+WORST = ("diverged", "stuck")
+"""Ends of runs that count as the worst."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,15 @@ class Place:
     def stable(self) -> bool:
         """Whether every seed reached its end."""
         return bool(self.scores) and not self.failed
+
+    @property
+    def lost(self) -> set[int]:
+        """Seeds that count as the worst."""
+        return {seed for seed, state in self.failed.items() if state in WORST}
+
+    def counted(self, worst: float | None) -> dict[int, float]:
+        """Scores by seed, with the worst one for those that are lost."""
+        return {**self.scores, **({} if worst is None else dict.fromkeys(self.lost, worst))}
 
     @property
     def mean(self) -> float | None:
@@ -72,22 +91,20 @@ class Comparison:
     score: float
     baseline_score: float
     difference: Interval
+    lost: int = 0
+    """Seeds of the topology that diverged and count as the worst."""
+    baseline_lost: int = 0
+    worst: float | None = None
+    """What they count as."""
+    corrected_p: float | None = None
+    """How often chance alone gives such a difference, corrected for the comparisons of its family."""
+    family: int = 1
+    """Comparisons of which one is expected to stand out by chance."""
 
-
-@dataclass(frozen=True)
-class Cost:
-    """What a topology took, the median over its runs, and against the baseline."""
-
-    topology: str
-    setting: str
-    step_seconds: float | None
-    processor_seconds: float | None
-    """Per step, with evaluation and start."""
-    memory_bytes: float | None
-    """Above the idle process."""
-    step_ratio: float | None = None
-    processor_ratio: float | None = None
-    memory_ratio: float | None = None
+    @property
+    def clear(self) -> bool:
+        """Whether the difference can be told from chance."""
+        return self.corrected_p is not None and self.corrected_p < 1 - CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -95,9 +112,11 @@ class Analysis:
     """Everything that a report says of its runs."""
 
     metric: str
+    unit: str
+    higher_is_better: bool
     baseline: str
     confidence: float
-    seeds: tuple[int, ...]
+    conditions: Conditions
     places: tuple[Place, ...]
     ranges: tuple[Range, ...]
     same_lr: tuple[Comparison, ...]
@@ -105,11 +124,6 @@ class Analysis:
     best_lr: tuple[Comparison, ...]
     """Each at its own best learning rate."""
     costs: tuple[Cost, ...]
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Which way the metric points."""
-        return is_higher_better(self.metric)
 
     def place(self, topology: str, setting: str, lr: float) -> Place | None:
         """The seeds of one topology at one learning rate, if there are any."""
@@ -121,19 +135,17 @@ class Analysis:
         return asdict(self)
 
 
-def is_higher_better(metric: str) -> bool:
-    """Whether more is better, as of accuracies."""
-    return metric.partition("/")[0] in HIGHER_IS_BETTER
-
-
-def choose_metric(records: Records, wanted: str | None) -> str:
-    """The metric asked for, or the held-out loss, or the first that there is."""
-    names = dict.fromkeys(name for run in records.runs for name in run.evaluation)
-    if wanted is not None:
-        if wanted not in names:
-            raise ConfigError(f"--metric: {wanted!r} is not known; it takes one of {', '.join(names) or 'none'}")
-        return wanted
-    return "loss" if "loss" in names or not names else next(iter(names))
+def choose_metric(records: Records, wanted: str | None) -> tuple[str, bool]:
+    """The metric asked for, or the held-out loss, or the first that there is; and whether more of it is better."""
+    names: dict[str, bool] = {}
+    for run in records.runs:
+        known = ((name, run.higher_is_better(name)) for name in run.evaluation)
+        names |= {name: higher for name, higher in known if higher is not None}
+    if wanted is None:
+        wanted = "loss" if "loss" in names or not names else next(iter(names))
+    elif wanted not in names:
+        raise ConfigError(f"--metric: {wanted!r} is not known; it takes one of {', '.join(names) or 'none'}")
+    return wanted, names.get(wanted, False)
 
 
 def beside(records: Records, analysis: Analysis) -> list[Analysis]:
@@ -148,29 +160,33 @@ def analyse(records: Records, *, metric: str | None = None, baseline: str | None
     topologies = records.topologies
     if baseline is not None and baseline not in topologies:
         raise ConfigError(f"--baseline: {baseline!r} is not among the runs; it takes one of {', '.join(topologies)}")
-    chosen, base = choose_metric(records, metric), baseline or topologies[0]
-    places = _places(records, chosen)
-    ranges = [_range(t, s, places, chosen) for s in records.groups for t in topologies]
+    (chosen, higher), base = choose_metric(records, metric), baseline or topologies[0]
+    places, sign = _places(records, chosen), -1 if higher else 1
+    ranges = [_range(t, s, places, sign) for s in records.groups for t in topologies]
     ranges = [found for found in ranges if found.tried]
     same, best = [], []
     for setting in records.groups:
-        mine = [p for p in places if p.setting == setting]
+        mine = {(p.topology, p.lr): p for p in places if p.setting == setting}
+        worst = _worst(records, setting, chosen, mine.values(), sign)
+        lrs = {r.topology: _rate(r, mine, worst, sign) for r in ranges if r.setting == setting}
         for topology in (t for t in topologies if t != base):
-            same += [c for lr in records.lrs if (c := _compare(mine, topology, base, lr, lr)) is not None]
-            lrs = {r.topology: r.best for r in ranges if r.setting == setting}
-            one, other = lrs.get(topology), lrs.get(base)
-            if one is not None and other is not None and (c := _compare(mine, topology, base, one, other)) is not None:
-                best.append(c)
+            pairs = [((topology, lr), (base, lr)) for lr in records.lrs]
+            same += [c for one, other in pairs if (c := _compare(mine.get(one), mine.get(other), worst)) is not None]
+            if topology in lrs and base in lrs:
+                compared = _compare(mine[topology, lrs[topology]], mine[base, lrs[base]], worst)
+                best += [] if compared is None else [compared]
     return Analysis(
         metric=chosen,
+        unit="" if (known := find_task(records.runs[0].config.task).metric(chosen)) is None else known.unit,
+        higher_is_better=higher,
         baseline=base,
         confidence=CONFIDENCE,
-        seeds=tuple(records.seeds),
+        conditions=conditions(records, chosen),
         places=tuple(places),
         ranges=tuple(ranges),
-        same_lr=tuple(same),
-        best_lr=tuple(best),
-        costs=tuple(_costs(records, base)),
+        same_lr=_corrected(same),
+        best_lr=_corrected(best),
+        costs=tuple(costs(records, base)),
     )
 
 
@@ -182,17 +198,38 @@ def _places(records: Records, metric: str) -> list[Place]:
         key = (run.topology, records.setting(run), run.lr)
         place = found.setdefault(key, Place(*key, scores={}, failed={}))
         score = run.score(metric)
-        if score is not None:
+        if score is not None and math.isfinite(score):
             place.scores[run.seed] = score
+        elif score is not None:
+            place.failed[run.seed] = "diverged"  # it went on to its end, and what it ended with is no number
         else:
             place.failed[run.seed] = run.state if run.state != "finished" else "not measured"
     return list(found.values())
 
 
-def _range(topology: str, setting: str, places: Sequence[Place], metric: str) -> Range:
+def _worst(records: Records, setting: str, metric: str, places: Iterable[Place], sign: int) -> float | None:
+    """What a run that diverged counts as: no better than any that reached its end, nor than knowing nothing."""
+    known = [score for place in places for score in place.scores.values()]
+    if metric == "loss":
+        known += [r.chance_loss for r in records.runs if records.setting(r) == setting and r.chance_loss is not None]
+    return sign * max(sign * score for score in known) if known else None
+
+
+def _rate(found: Range, places: Mapping[tuple[str, float], Place], worst: float | None, sign: int) -> float:
+    """The learning rate that a topology is compared at: its best, or where it is least lost if it is stable nowhere."""
+    if found.best is not None:
+        return found.best
+
+    def loss(lr: float) -> float:
+        scores = places[found.topology, lr].counted(worst).values()
+        return sign * statistics.fmean(scores) if scores else math.inf
+
+    return min(found.tried, key=loss)
+
+
+def _range(topology: str, setting: str, places: Sequence[Place], sign: int) -> Range:
     mine = [p for p in places if (p.topology, p.setting) == (topology, setting)]
     stable = [p for p in mine if p.stable]
-    sign = -1 if is_higher_better(metric) else 1
     means = {p.lr: sign * p.mean for p in stable if p.mean is not None}
     best = min(means, key=means.__getitem__) if means else None
     near = [] if best is None else [lr for lr, mean in means.items() if mean <= means[best] + NEAR * abs(means[best])]
@@ -207,73 +244,31 @@ def _range(topology: str, setting: str, places: Sequence[Place], metric: str) ->
     )
 
 
-def _compare(places: Sequence[Place], topology: str, baseline: str, lr: float, baseline_lr: float) -> Comparison | None:
-    one = next((p for p in places if (p.topology, p.lr) == (topology, lr)), None)
-    other = next((p for p in places if (p.topology, p.lr) == (baseline, baseline_lr)), None)
+def _compare(one: Place | None, other: Place | None, worst: float | None) -> Comparison | None:
+    """Seed by seed; None where no seed of both has a number on at least one side."""
     if one is None or other is None:
         return None
-    seeds = sorted(one.scores.keys() & other.scores.keys())
-    if not seeds:
+    mine, theirs = one.counted(worst), other.counted(worst)
+    seeds = sorted(mine.keys() & theirs.keys())
+    if not seeds or set(seeds) <= one.lost & other.lost:
         return None
     return Comparison(
-        topology,
-        baseline,
+        one.topology,
+        other.topology,
         one.setting,
-        lr,
-        baseline_lr,
-        score=statistics.fmean(one.scores[seed] for seed in seeds),
-        baseline_score=statistics.fmean(other.scores[seed] for seed in seeds),
-        difference=paired([one.scores[seed] - other.scores[seed] for seed in seeds]),
+        one.lr,
+        other.lr,
+        score=statistics.fmean(mine[seed] for seed in seeds),
+        baseline_score=statistics.fmean(theirs[seed] for seed in seeds),
+        difference=paired([mine[seed] - theirs[seed] for seed in seeds]),
+        lost=len(one.lost & set(seeds)),
+        baseline_lost=len(other.lost & set(seeds)),
+        worst=worst if (one.lost | other.lost) & set(seeds) else None,
     )
 
 
-def _costs(records: Records, baseline: str) -> list[Cost]:
-    costs = []
-    for setting in records.groups:
-        base = _cost(records, baseline, setting)
-        for topology in records.topologies:
-            cost = _cost(records, topology, setting)
-            if cost is None:
-                continue
-            costs.append(
-                Cost(
-                    topology,
-                    setting,
-                    cost[0],
-                    cost[1],
-                    cost[2],
-                    *(_ratio(mine, theirs) for mine, theirs in zip(cost, base or (None,) * 3, strict=True)),
-                )
-            )
-    return costs
-
-
-def _cost(records: Records, topology: str, setting: str) -> tuple[float | None, float | None, float | None] | None:
-    """Medians of step time, processor time a step, and memory."""
-    runs = [r for r in records.runs if (r.topology, records.setting(r)) == (topology, setting)]
-    if not runs:
-        return None
-    return (
-        _median([r.step_seconds for r in runs]),
-        _median([_processor(r) for r in runs]),
-        _median([_memory(r) for r in runs]),
-    )
-
-
-def _processor(run: Run) -> float | None:
-    """Seconds a step; a run that ended early has spent too much of them on its start."""
-    seconds = run.facts.get("processor_seconds")
-    return seconds / run.step if seconds and run.step == run.config.steps else None
-
-
-def _memory(run: Run) -> float | None:
-    return run.facts.get("memory_bytes") or None
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def _ratio(mine: float | None, theirs: float | None) -> float | None:
-    return None if mine is None or not theirs else mine / theirs
+def _corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """The same with chances that allow for how many there are."""
+    chances = holm([c.difference.p for c in comparisons])
+    family = sum(chance is not None for chance in chances)
+    return tuple(replace(c, corrected_p=chance, family=family) for c, chance in zip(comparisons, chances, strict=True))

@@ -1,10 +1,11 @@
-"""Student's t: quantiles, and the interval of a mean of paired differences.
+"""Student's t: quantiles, and the interval of a mean of paired differences; Holm's correction for many of them.
 
 paired([-0.035, -0.029, -0.038])  ->  mean -0.034, from -0.045 to -0.023 (95 %)
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -27,9 +28,14 @@ class Interval:
     count: int
 
     @property
-    def clear(self) -> bool:
-        """Whether zero lies outside."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+    def p(self) -> float | None:
+        """How often chance alone gives a mean this far from zero or farther; None with fewer than two differences."""
+        if self.deviation is None:
+            return None
+        if not self.deviation:
+            return 0.0 if self.mean else 1.0
+        t, freedom = self.mean / self.deviation * math.sqrt(self.count), self.count - 1
+        return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
@@ -42,6 +48,21 @@ def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Inte
     return Interval(mean, mean - reach, mean + reach, deviation, len(differences))
 
 
+def holm(chances: Sequence[float | None]) -> list[float | None]:
+    """Chances of many comparisons, corrected so that one in twenty *families* of them has a false find below .05.
+
+    Holm (1979): the smallest times their number, the next times one less, none below the one before.
+    """
+    known = sorted((chance, place) for place, chance in enumerate(chances) if chance is not None)
+    corrected: list[float | None] = [None] * len(chances)
+    highest = 0.0
+    for rank, (chance, place) in enumerate(known):
+        highest = max(highest, min(1.0, (len(known) - rank) * chance))
+        corrected[place] = highest
+    return corrected
+
+
+@functools.lru_cache(maxsize=1024)
 def quantile(probability: float, freedom: int) -> float:
     """The t below which so much of the distribution lies."""
     if not 0 < probability < 1 or freedom < 1:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -10,17 +12,17 @@ from siamesenorm.lab import by_steps
 from siamesenorm.lab.records import Records
 from siamesenorm.lab.statistics import Analysis, Place, beside
 from siamesenorm.lab.verdict import verdict
+from siamesenorm.train.config import RunConfig
+
+MOST_VALUES = 6
+"""Values of a field that are named."""
 
 
 def show(console: Console, records: Records, analysis: Analysis) -> None:
     """Everything in a screenful."""
-    seeds = len(records.seeds)
-    spread = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    console.print(Text(f"\nheld-out {analysis.metric}{spread}", style="dim"))
-    console.print(scores(records, analysis))
-    for other in beside(records, analysis):
-        console.print(Text(f"\nheld-out {other.metric}{spread}", style="dim"))
-        console.print(scores(records, other))
+    for each in (analysis, *beside(records, analysis)):
+        console.print(Text(f"\n{what_is_shown(each)}", style="dim"))
+        console.print(scores(records, each))
     for metric in by_steps.measured(records):
         console.print(Text(f"\n{by_steps.METRICS[metric]}, by steps", style="dim"))
         console.print(by_steps.terminal_table(by_steps.by_steps(records, metric)))
@@ -29,6 +31,13 @@ def show(console: Console, records: Records, analysis: Analysis) -> None:
         console.print(Text.assemble(("• ", "bold cyan"), sentence))
     for note in notes(records):
         console.print(Text(note, style="yellow"))
+
+
+def what_is_shown(analysis: Analysis) -> str:
+    """``held-out loss on 16,384 tokens, mean ± standard deviation over 3 seeds``."""
+    found = analysis.conditions
+    spread = f"mean ± standard deviation over {found.seeds_text}" if len(found.seeds) > 1 else "one seed"
+    return f"{found.held_out}{analysis.metric} on {found.amount}, {spread}"
 
 
 def scores(records: Records, analysis: Analysis) -> Table:
@@ -71,9 +80,26 @@ def place_text(place: Place | None) -> str:
     return text
 
 
+def first_weights(config: RunConfig) -> str | None:
+    """By which rule the weights of a run started, where its model has a choice."""
+    init, small = getattr(config.model, "init", None), getattr(config.model, "first_logits", "standard") == "small"
+    return f"{init} with small first logits" if init and small else init
+
+
 def notes(records: Records) -> list[str]:
-    """What a reader should know of the runs themselves."""
+    """What a reader should know of the runs themselves; also every field that differs, where labels do not say it."""
     found = []
+    labels = " ".join(records.groups)
+    hidden = [name for name, _ in records.differences if f"{name.rpartition('.')[2]}=" not in labels]
+    if hidden or any(name.startswith("data.") for name, _ in records.differences):
+        told = ", ".join(f"{name} ({_some(values)})" for name, values in records.differences)
+        found.append(f"the runs differ in more than topology, learning rate and seed: {told}")
+    small = sum(getattr(run.config.model, "first_logits", "standard") == "small" for run in records.runs)
+    if small:
+        found.append(
+            f"{small} of {len(records.runs)} runs start with small first logits, a rule of this library; the published "
+            "rules of each init are first_logits=standard"
+        )
     if records.unfinished:
         found.append(
             f"{len(records.unfinished)} runs are not finished and left out: {', '.join(records.unfinished[:5])}"
@@ -84,3 +110,8 @@ def notes(records: Records) -> list[str]:
     if len(records.duplicates) > 5:
         found.append(f"{len(records.duplicates) - 5} more runs were there twice")
     return found
+
+
+def _some(values: Sequence[str]) -> str:
+    """The first few."""
+    return ", ".join(values[:MOST_VALUES]) + (f", … {len(values)} in all" if len(values) > MOST_VALUES else "")

@@ -1,60 +1,92 @@
-"""The answer in sentences: is it better, how far can the learning rate go, what does it cost."""
+"""The answer in sentences: is it better, how far can the learning rate go, what does it cost, what does it stand on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from siamesenorm.lab.statistics import Analysis, Comparison, Cost, Range
+from siamesenorm.lab.cost import Cost
+from siamesenorm.lab.statistics import Analysis, Comparison, Range
 from siamesenorm.lab.student import Interval
 
 SLOWER = 0.03
 """Differences in time or memory below this share are not worth a word."""
+SURE = 1e-4
+"""Chances below this are not told apart."""
 
 
 def verdict(analysis: Analysis) -> list[str]:
-    """Sentences, the most wanted first."""
+    """Sentences, the most wanted first; none on who is better where too little was held out to tell."""
     settings = list(dict.fromkeys(c.setting for c in analysis.best_lr))
-    wanted = sorted(analysis.best_lr, key=lambda c: (settings.index(c.setting), not c.difference.clear))
-    sentences = [_compared(analysis, comparison) for comparison in wanted]
+    wanted = sorted(analysis.best_lr, key=lambda c: (settings.index(c.setting), not c.clear))
+    sentences = _too_small(analysis) or [_compared(analysis, comparison) for comparison in wanted]
     sentences += [_nowhere(found) for found in analysis.ranges if found.best is None]
     sentences += _noise(analysis)
     sentences += _rates(analysis)
     sentences += [text for cost in analysis.costs if (text := _cost(analysis, cost))]
-    if len(analysis.best_lr) > 1 and len(analysis.seeds) > 1:
-        sentences.append(
-            f"Every interval is a {analysis.confidence:.0%} one for itself, and best learning rates were chosen "
-            "from the same runs; settle a close call with seeds of its own."
-        )
-    return sentences
+    return [*sentences, *_chosen(analysis), analysis.conditions.sentence()]
+
+
+def _too_small(analysis: Analysis) -> list[str]:
+    """In place of a verdict, where it would mean nothing."""
+    found = analysis.conditions
+    if not found.too_small:
+        return []
+    return [
+        f"No verdict: {found.sizes[0]:,} held-out {found.of} are too few to tell topologies apart; "
+        f"it takes {found.least:,} or more."
+    ]
 
 
 def _compared(analysis: Analysis, c: Comparison) -> str:
-    unit = " nats" if analysis.metric == "loss" else ""
-    better = (c.difference.mean > 0) == analysis.higher_is_better
-    size, rates = f"{abs(c.difference.mean):.4g}{unit}", _rates_of(c)
+    unit = f" {analysis.unit}" if analysis.unit else ""
+    side = "better" if (c.difference.mean > 0) == analysis.higher_is_better else "worse"
+    size, rates, where = f"{abs(c.difference.mean):.4g}{unit}", _rates_of(analysis, c), _where(c.setting)
     scores = f"{c.score:.4g} against {c.baseline_score:.4g}"
-    if c.difference.low is None:
-        side = "better" if better else "worse"
-        return f"{_where(c.setting)}{c.topology} ends {size} {side} than {c.baseline} ({scores}), {rates}, in one seed."
-    interval = f"{analysis.confidence:.0%} interval {interval_text(c.difference)}, {c.difference.count} seeds"
-    if c.difference.clear and c.difference.high is not None:
+    if c.difference.low is None or c.difference.high is None:
+        return f"{where}{c.topology} ends {size} {side} than {c.baseline} ({scores}), {rates}, in one seed{_lost(c)}."
+    interval = interval_text(c.difference)
+    if c.clear and c.difference.low * c.difference.high > 0:
         low, high = sorted(map(abs, (c.difference.low, c.difference.high)))  # of the size that the sentence says
-        interval = f"{analysis.confidence:.0%} interval {low:.4f} to {high:.4f}, {c.difference.count} seeds"
-    if not c.difference.clear:
+        interval = f"{low:.4f} to {high:.4f}"
+    facts = f"{analysis.confidence:.0%} interval {interval}, {c.difference.count} seeds, {chance_text(c)}"
+    if c.clear:
+        return f"{where}{c.topology} is {side} than {c.baseline} by {size} ({facts}): {scores}, {rates}{_lost(c)}."
+    if c.lost > c.baseline_lost:
         return (
-            f"{_where(c.setting)}{c.topology} and {c.baseline} cannot be told apart: {scores}, {rates}; difference "
-            f"{c.difference.mean:+.4f}{unit} ({interval})."
+            f"{where}{c.topology} diverged in {c.lost} of {c.difference.count} seeds, {c.baseline} in "
+            f"{c.baseline_lost or 'none'}; with {c.worst:.4g}, the worst, for such a run it ends {size} {side} "
+            f"({scores}, {rates}), which may be chance ({facts})."
         )
-    side = "better" if better else "worse"
-    return f"{_where(c.setting)}{c.topology} is {side} than {c.baseline} by {size} ({interval}): {scores}, {rates}."
+    return (
+        f"{where}{c.topology} and {c.baseline} cannot be told apart: {scores}, {rates}; difference "
+        f"{c.difference.mean:+.4f}{unit} ({facts}){_lost(c)}."
+    )
+
+
+def chance_text(c: Comparison) -> str:
+    """``p = 0.012 corrected for 3 comparisons``."""
+    if c.corrected_p is None:
+        return "p unknown"
+    p = f"p < {SURE:g}" if c.corrected_p < SURE else f"p = {c.corrected_p:.2g}"
+    return p if c.family == 1 else f"{p} corrected for {c.family} comparisons"
+
+
+def _lost(c: Comparison) -> str:
+    """Which seeds count as the worst."""
+    counts = {c.topology: c.lost, c.baseline: c.baseline_lost}
+    parts = [f"{name} diverged in {lost} of {c.difference.count}" for name, lost in counts.items() if lost]
+    return f"; {' and '.join(parts)}, which counts as {c.worst:.4g}, the worst" if parts else ""
 
 
 def short(c: Comparison, analysis: Analysis) -> str:
     """``0.297 better than pre``, in a few words."""
-    if c.difference.low is not None and not c.difference.clear:
-        return f"cannot be told from {c.baseline}"
+    if analysis.conditions.too_small:
+        return "too little was held out to tell"
+    if c.difference.low is not None and not c.clear:
+        lost = f"diverged in {c.lost} of {c.difference.count}" if c.lost > c.baseline_lost else ""
+        return lost or f"cannot be told from {c.baseline}"
     side = "better" if (c.difference.mean > 0) == analysis.higher_is_better else "worse"
-    return f"{abs(c.difference.mean):.3f} {side} than {c.baseline}" + ("" if c.difference.clear else " in one seed")
+    return f"{abs(c.difference.mean):.3f} {side} than {c.baseline}" + ("" if c.clear else " in one seed")
 
 
 def interval_text(interval: Interval) -> str:
@@ -62,7 +94,10 @@ def interval_text(interval: Interval) -> str:
     return "unknown" if interval.low is None else f"{interval.low:+.4f} to {interval.high:+.4f}"
 
 
-def _rates_of(c: Comparison) -> str:
+def _rates_of(analysis: Analysis, c: Comparison) -> str:
+    best = {r.topology: r.best for r in analysis.ranges if r.setting == c.setting}
+    if best.get(c.topology) is None or best.get(c.baseline) is None:
+        return f"both at {c.lr:g}" if c.lr == c.baseline_lr else f"at {c.lr:g} and {c.baseline_lr:g}"
     if c.lr == c.baseline_lr:
         return f"both at their best learning rate {c.lr:g}"
     return f"each at its best learning rate ({c.lr:g} and {c.baseline_lr:g})"
@@ -81,6 +116,18 @@ def _noise(analysis: Analysis) -> list[str]:
     if not counts or min(counts) > 1:
         return []
     return ["One seed cannot tell an effect from noise: run it with --seeds 0,1,2 for intervals."]
+
+
+def _chosen(analysis: Analysis) -> list[str]:
+    """What selection does to the numbers, wherever something was selected."""
+    compared = {(c.setting, name) for c in analysis.best_lr for name in (c.topology, c.baseline)}
+    several = [r for r in analysis.ranges if (r.setting, r.topology) in compared and len(r.tried) > 1]
+    if not several:
+        return []
+    return [
+        "Best learning rates were chosen from the same runs that are compared at them, which flatters whoever has the "
+        "noisier runs or more rates to choose from; settle a close call with new seeds at these rates."
+    ]
 
 
 def _rates(analysis: Analysis) -> list[str]:

@@ -73,7 +73,7 @@ class DiT(Stack):
             self.register_buffer("positions", torch.empty(1, c.tokens, c.dim))
             self.timestep = TimestepEmbedding(c.dim)
             self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
-            residual = Residual(c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused)
+            residual = Residual(c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused, needs="met")
             self.make_blocks(
                 residual,
                 lambda first, second, links: DiTBlock(

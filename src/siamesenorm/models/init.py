@@ -4,18 +4,19 @@
 |---------------------|-------------------------------------|--------------|--------|
 | input projections   | 1/sqrt(fan_in)                      | s            | s      |
 | output projections  | 1/sqrt(fan_in) · 1/sqrt(2(l+1))     | s · 1/sqrt(2L) | s    |
-| embedding           | 1/sqrt(d)                           | s            | s      |
-| head (untied)       | the first loss decides, see below   |              |        |
+| embedding, head     | 1/sqrt(d)                           | s            | s      |
 | drawn from          | normal cut at 3 std                 | normal       | normal |
 
 l is the 0-based block, L the number of blocks, s = init_std; the second factor of output projections is the depth
 factor. The topology's `InitRule` comes on top: one std for all where its authors fix it, a factor by role, and
 whether the depth factor stays.
 
-**The first loss** should be ln(vocabulary): the model knows nothing and should say so. Two things work against it.
+That is all with ``first_logits = standard``, the published rules. ``first_logits = small`` is a rule of our own on top.
+
+**The first loss** would best be ln(vocabulary): the model knows nothing and should say so. Two things work against it.
 
 *Spread.* The stack's output has an rms of about 1, so that logits spread by std(head)·sqrt(d), and the loss starts
-half the square of that too high. An untied head therefore starts with std ``SPREAD/sqrt(d)`` at most, over the
+half the square of that too high. A small untied head therefore starts with std ``SPREAD/sqrt(d)`` at most, over the
 number of norms whose sum the output is.
 
 *Self-prediction.* With a tied head the logit of the token just read is ``g · h·e``, where e is its embedding with
@@ -73,7 +74,8 @@ def init_stack(model: LanguageModel, generator: torch.Generator | None = None, a
     """First values of all but an untied head."""
     config, rule = model.config, model.residual.init_rule
     embedding_std = rule.std or (config.dim**-0.5 if config.init == "mitchell" else config.init_std)
-    size = min(1.0, SELF_LOGIT / (output_parts(model) * embedding_std * config.dim)) if config.tied else 1.0
+    smaller = config.tied and config.first_logits == "small"
+    size = min(1.0, SELF_LOGIT / (output_parts(model) * embedding_std * config.dim)) if smaller else 1.0
     with around(model.embedding):
         draw(config, model.embedding.weight, embedding_std, generator)
         if output_norms(model) and not output_gains(model):
@@ -118,8 +120,12 @@ def reset_constants(part: nn.Module) -> None:
 def init_head(model: LanguageModel, weight: Tensor, generator: torch.Generator | None = None) -> None:
     """First values of an untied head."""
     config = model.config
-    usual = config.dim**-0.5 if config.init == "mitchell" else config.init_std
-    draw(config, weight, min(usual, SPREAD / (output_parts(model) * config.dim**0.5)), generator)
+    std = config.dim**-0.5 if config.init == "mitchell" else config.init_std
+    if config.first_logits == "small":
+        std = min(std, SPREAD / (output_parts(model) * config.dim**0.5))
+    else:
+        std = model.residual.init_rule.std or std
+    draw(config, weight, std, generator)
 
 
 def draw(config: LMConfig, weight: Tensor, std: float, generator: torch.Generator | None) -> None:

@@ -65,7 +65,13 @@ class LanguageModel(Stack):
         with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
             self.embedding = nn.Embedding(config.vocab_size, config.dim)
             residual = Residual(
-                config.topology, config.dim, config.blocks, norm=config.norm_spec, dropout=config.dropout, fused=fused
+                config.topology,
+                config.dim,
+                config.blocks,
+                norm=config.norm_spec,
+                dropout=config.dropout,
+                fused=fused,
+                needs="met",
             )
             self.make_blocks(
                 residual,
@@ -231,7 +237,9 @@ class LanguageModel(Stack):
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         length = max_length or c.max_length
-        return KeyValueCache(c.blocks, batch, c.key_heads, length, c.head_width, device=weight.device, dtype=dtype)
+        # A process of a tensor group has some of the heads.
+        heads = next(module.kv_heads for module in self.modules() if isinstance(module, Attention))
+        return KeyValueCache(c.blocks, batch, heads, length, c.head_width, device=weight.device, dtype=dtype)
 
 
 def left_padding(attention_mask: Tensor) -> Tensor | None:

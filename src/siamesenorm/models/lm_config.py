@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -31,6 +32,10 @@ class MoEConfig(BaseModel):
         return self
 
 
+WRITTEN = {"kv_heads", "head_dim", "norm_affine", "rope_theta", "window", "z_weight", "init", "init_std", "moe"}
+"""Fields that stand together only where a program wrote them: by hand, nobody names what is the default anyway."""
+
+
 class LMConfig(StackConfig):
     """Everything that decides a language model's function and its first weights."""
 
@@ -54,10 +59,24 @@ class LMConfig(StackConfig):
     )
     z_weight: float = Field(default=0.0, ge=0, description="Weight of the head's z-loss, the mean of log(Z)^2.")
     init: Literal["mitchell", "megatron", "normal"] = Field(
-        default="mitchell", description="How weights start; see models/init.py."
+        default="mitchell",
+        description="How weights start: by OLMo's rule, Megatron's, or all alike; see models/init.py.",
+    )
+    first_logits: Literal["standard", "small"] = Field(
+        default="standard",
+        description="How large the first logits are: standard, as init has them; small, for a first loss of "
+        "ln(vocabulary).",
     )
     init_std: float = Field(default=0.02, gt=0, description="Standard deviation of megatron and normal.")
     moe: MoEConfig | None = Field(default=None, description="Mixture of experts in place of the FFN; default: dense.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_before(cls, fields: Any) -> Any:
+        """Small first logits were once part of every `init`, which a written configuration without the field means."""
+        if isinstance(fields, Mapping) and "first_logits" not in fields and WRITTEN.issubset(fields):
+            return {**fields, "first_logits": "small"}
+        return fields
 
     @model_validator(mode="after")
     def _check(self) -> LMConfig:

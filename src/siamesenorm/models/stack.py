@@ -163,7 +163,7 @@ class Stack(nn.Module):
 def _rename_links(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
     """Weights from before version 0.3 name a block's links after their number in the stack."""
     for name in [name for name in state if name.startswith(f"{prefix}residual.links.")]:
-        number, _, rest = name.removeprefix(f"{prefix}residual.links.").partition(".")
+        number, _, within = name.removeprefix(f"{prefix}residual.links.").partition(".")
         if number.isdecimal():
             block, position = divmod(int(number), 2)
-            state[f"{prefix}blocks.{block}.links.{position}.{rest}"] = state.pop(name)
+            state[f"{prefix}blocks.{block}.links.{position}.{within}"] = state.pop(name)

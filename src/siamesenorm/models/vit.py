@@ -62,6 +62,7 @@ class VisionTransformer(Stack):
                 dropout=c.dropout,
                 drop_path=c.drop_path_rates,
                 fused=fused,
+                needs="met",
             )
             self.make_blocks(
                 residual,

@@ -1,14 +1,16 @@
 """Residual topologies: how sublayer outputs flow back into a Transformer's residual stream. Needs torch only."""
 
 from siamesenorm.residual.base import InitRule, Link, SublayerNeeds, Topology
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import TopologyError, UnmetNeedsWarning
 from siamesenorm.residual.flow import Flow, Gated
+from siamesenorm.residual.needs import AttentionNorms
 from siamesenorm.residual.norms import LayerNorm, Norms, NormSpec, RMSNorm
 from siamesenorm.residual.places import Place, lay_out
 from siamesenorm.residual.registry import TOPOLOGIES, Residual, find_topology, parse_topology
 
 __all__ = [
     "TOPOLOGIES",
+    "AttentionNorms",
     "Flow",
     "Gated",
     "InitRule",
@@ -22,6 +24,7 @@ __all__ = [
     "SublayerNeeds",
     "Topology",
     "TopologyError",
+    "UnmetNeedsWarning",
     "find_topology",
     "lay_out",
     "parse_topology",

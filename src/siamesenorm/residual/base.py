@@ -22,8 +22,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from siamesenorm.residual.drop import Drop, Keep
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.flow import Flow, Streams, check_output, output_of
+from siamesenorm.residual.needs import NeedsOnOffer, NeedsState
 from siamesenorm.residual.norms import NormLike, NormRole, Norms
 from siamesenorm.residual.options import Options
 from siamesenorm.residual.places import Blocks, Place, lay_out
@@ -122,7 +123,7 @@ class Step:
         return self.following(self.last.add(streams, output, gate))
 
 
-class Topology(nn.Module):
+class Topology(NeedsOnOffer, nn.Module):
     """One residual topology over a whole stack: it owns the start, the links, the end and the init rule.
 
     Subclasses give the class attributes, `link`, and `open`/`close` where these differ from the defaults.
@@ -148,18 +149,20 @@ class Topology(nn.Module):
         dropout: float = 0.0,
         drop_path: float | Sequence[float] = 0.0,
         fused: bool = True,
+        needs: NeedsState = "check",
         part: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
-            raise TopologyError(f"{self.name}: dim = {dim!r} is not allowed; it takes a whole number from 1")
+            raise TopologyError(f"{self.name}: dim = {shown(dim)} is not allowed; it takes a whole number from 1")
         self.dim = dim
         self.places = lay_out(blocks)
         self.norms = Norms.of(norm)
         self.options = self.options_class.parse(options or {}, self.name)
         self.fused = fused
         self.setup()
+        self.open_all_needs(needs)
         self.final_norm = self.norm("final") if self.has_final_norm else None
         # A part of a pair lends its links one by one and keeps none itself.
         self.links = nn.ModuleList() if part else nn.ModuleList(self.link(place) for place in self.places)
@@ -223,6 +226,7 @@ class Topology(nn.Module):
 
     def forward(self, x: Tensor, sublayers: Iterable[Callable[..., Any]], *args: Any, **kwargs: Any) -> Tensor:
         """Run the whole stack: every sublayer is called as ``sublayer(h, *args, **kwargs)``."""
+        self.check_needs()
         self.check_input(x)
         streams, h = self.links[0](self.open(x))
         run = 0

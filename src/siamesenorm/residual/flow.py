@@ -64,6 +64,7 @@ class Flow:
             raise TopologyError(f"{topology.name}: at = {at} is not allowed; it takes 0 to {len(topology.links)}")
         if (x is None) == (streams is None):
             raise TopologyError(f"{topology.name}: a pass starts from an embedding or from streams, one of the two")
+        topology.check_needs()
         if x is not None:
             topology.check_input(x)
             streams = topology.open(x)

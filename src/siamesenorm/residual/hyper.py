@@ -160,12 +160,16 @@ def sinkhorn(logits: Tensor, steps: int) -> Tensor:
     return logits.exp()
 
 
+FAVOURED = 0.75
+"""H_pre of the row that a sublayer of mHC favours at the start; the others share what is left to 1."""
+
+
 class ManifoldLink(RowsLink):
     """x = H_res x + H_post^T F(N(H_pre x)), every H from the token's own rows."""
 
-    def __init__(self, norm: nn.Module, dim: int, rate: int, sinkhorn_steps: int) -> None:
+    def __init__(self, norm: nn.Module, dim: int, rate: int, index: int, sinkhorn_steps: int) -> None:
         super().__init__()
-        self.norm, self.rate, self.sinkhorn_steps = norm, rate, sinkhorn_steps
+        self.norm, self.rate, self.index, self.sinkhorn_steps = norm, rate, index, sinkhorn_steps
         self.row_norm = RMSNorm(rate * dim, affine=False)
         outputs = rate + rate + rate * rate
         self.W = nn.Parameter(torch.empty(rate * dim, outputs))
@@ -180,11 +184,16 @@ class ManifoldLink(RowsLink):
         return {"b_pre", "b_post", "b_res", "alpha"}
 
     def reset_parameters(self) -> None:
-        """H_pre = 1/n, H_post = 1, H_res close to I: equal to Pre-Norm while all rows are equal."""
+        """H_pre sums to 1, H_post = 1, H_res close to I: equal to Pre-Norm while all rows are equal.
+
+        Each sublayer favours one row, in turn: read alike, equal rows would get equal gradients and stay equal.
+        """
         nn.init.zeros_(self.W)
-        nn.init.constant_(self.b_pre, -math.log(self.rate - 1))
+        others = (1 - FAVOURED) / (self.rate - 1)
+        nn.init.constant_(self.b_pre, math.log(others / (1 - others)))
         nn.init.zeros_(self.b_post)
         with torch.no_grad():
+            self.b_pre[self.index % self.rate] = math.log(FAVOURED / (1 - FAVOURED))
             self.b_res.copy_(5 * (torch.eye(self.rate, device=self.b_res.device) - 1))
         nn.init.constant_(self.alpha, 0.01)
 
@@ -216,7 +225,8 @@ class Manifold(Rows):
     """Manifold-constrained Hyper-Connections. arXiv 2512.24880.
 
     ``x = H_res x + H_post^T F(N(H_pre x))``, H_pre a sigmoid, H_post twice a sigmoid, H_res doubly stochastic.
-    The token-dependent weights start at zero [our choice], so that the start is exactly Pre-Norm.
+    The token-dependent weights start at zero, so that the start is exactly Pre-Norm, and H_pre uneven, so that the
+    rows come apart [both our choice].
     """
 
     name = "mhc"
@@ -247,8 +257,8 @@ class Manifold(Rows):
         self._reset_collapse()
 
     def link(self, place: Place) -> Link:
-        """One set of mappings a sublayer."""
-        return ManifoldLink(self.norm("input"), self.dim, self.options.rate, self.options.sinkhorn_steps)
+        """One set of mappings a sublayer, its favoured row in turn."""
+        return ManifoldLink(self.norm("input"), self.dim, self.options.rate, place.index, self.options.sinkhorn_steps)
 
     def close(self, streams: Tensor) -> Tensor:
         """N of the collapsed rows."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.kernels.layer_norm import layer_norm
 from siamesenorm.residual.kernels.rms_norm import rms_norm
 
@@ -82,7 +82,7 @@ class NormSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in NORM_CLASSES:
-            raise TopologyError(f"norm: unknown kind {self.kind!r}; known kinds: {', '.join(NORM_CLASSES)}")
+            raise TopologyError(f"norm: unknown kind {shown(self.kind)}; known kinds: {', '.join(NORM_CLASSES)}")
 
     def __call__(self, dim: int) -> Norm:
         """A fresh norm of width `dim`."""
@@ -115,6 +115,6 @@ class Norms:
             norm = NormSpec(norm)  # type: ignore[arg-type]  # NormSpec names the allowed kinds itself
         if not callable(norm):
             raise TopologyError(
-                f"norm: {norm!r} is neither one of {', '.join(NORM_CLASSES)} nor a function from width to module"
+                f"norm: {shown(norm)} is neither one of {', '.join(NORM_CLASSES)} nor a function from width to module"
             )
         return cls(stream=norm, input=norm, final=norm)

@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import TopologyError, shown
 
 O = TypeVar("O", bound="Options")
 WORDS: dict[str, Any] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -34,7 +34,7 @@ class Options:
         for name in values:
             if name not in known:
                 allowed = f"its options are {', '.join(known)}" if known else "it has no options"
-                raise TopologyError(f"{owner}: unknown option {name!r}; {allowed}")
+                raise TopologyError(f"{owner}: unknown option {shown(name)}; {allowed}")
         hints = get_type_hints(cls)
         return cls(**{name: _check(owner, known[name], hints[name], value) for name, value in values.items()})
 
@@ -68,7 +68,7 @@ def _check(owner: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> 
     allowed = describe_type(hint)
     if low is not None or high is not None:
         allowed += f" from {low}" if high is None else f" from {low} to {high}"
-    wrong = TopologyError(f"{owner}: option {field.name} = {value!r} is not allowed; it takes {allowed}")
+    wrong = TopologyError(f"{owner}: option {field.name} = {shown(value)} is not allowed; it takes {allowed}")
     if optional and (value is None or value == "default"):
         return None
     if choices:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import TopologyError, shown
 
 SublayerKind = Literal["attention", "cross_attention", "ffn", "parallel"]
 Blocks: TypeAlias = int | Sequence[Sequence[str]]
@@ -49,17 +49,19 @@ def lay_out(blocks: Blocks) -> list[Place]:
     whole = isinstance(blocks, int) and not isinstance(blocks, bool)
     listed = isinstance(blocks, Sequence) and not isinstance(blocks, str)
     if not whole and not (listed and all(isinstance(block, Sequence) for block in blocks)):  # type: ignore[union-attr]
-        raise TopologyError(f"blocks: {blocks!r} is not allowed; it takes a number or a list of sublayer kinds a block")
+        raise TopologyError(
+            f"blocks: {shown(blocks)} is not allowed; it takes a number or a list of sublayer kinds a block"
+        )
     if isinstance(blocks, int):
         if blocks < 1:
-            raise TopologyError(f"blocks: {blocks} is not allowed; a stack has at least 1 block")
+            raise TopologyError(f"blocks: {shown(blocks)} is not allowed; a stack has at least 1 block")
         blocks = [("attention", "ffn")] * blocks
     known, kinds = get_args(SublayerKind), [tuple([b] if isinstance(b, str) else b) for b in blocks]
     if not kinds or not all(kinds):
         raise TopologyError("blocks: every stack needs at least 1 block and every block at least 1 sublayer")
     for kind in (kind for block in kinds for kind in block):
         if kind not in known:
-            raise TopologyError(f"blocks: unknown sublayer kind {kind!r}; known kinds: {', '.join(known)}")
+            raise TopologyError(f"blocks: unknown sublayer kind {shown(kind)}; known kinds: {', '.join(known)}")
     total = sum(map(len, kinds))
     places: list[Place] = []
     for l, block in enumerate(kinds):

@@ -10,9 +10,10 @@ import torch
 
 from siamesenorm.residual.base import StreamKind, Topology
 from siamesenorm.residual.dual import ResidualDual
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.hybrid import Hybrid, HybridStar
 from siamesenorm.residual.hyper import Hyper, Manifold
+from siamesenorm.residual.needs import NeedsState
 from siamesenorm.residual.norms import NormLike, Norms
 from siamesenorm.residual.places import Blocks
 from siamesenorm.residual.post import DeepNorm, Keel, Mix, Post
@@ -50,7 +51,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 def find_topology(name: str) -> type[Topology]:
     """The class of a name."""
     if not isinstance(name, str) or name not in TOPOLOGIES:
-        raise TopologyError(f"topology: unknown name {name!r}; known names: {', '.join(TOPOLOGIES)}")
+        raise TopologyError(f"topology: unknown name {shown(name)}; known names: {', '.join(TOPOLOGIES)}")
     return TOPOLOGIES[name]
 
 
@@ -63,10 +64,10 @@ def parse_topology(text: str) -> tuple[str, dict[str, str]]:
         key, equals, value = item.partition("=")
         if not equals or not key.strip():
             raise TopologyError(
-                f"topology: {item!r} in {text!r} is not an option; write name:option=value,option=value"
+                f"topology: {shown(item)} in {shown(text)} is not an option; write name:option=value,option=value"
             )
         if key.strip() in options:
-            raise TopologyError(f"topology: option {key.strip()!r} stands twice in {text!r}")
+            raise TopologyError(f"topology: option {shown(key.strip())} stands twice in {shown(text)}")
         options[key.strip()] = value.strip()
     return name, options
 
@@ -80,6 +81,7 @@ def Residual(
     dropout: float = 0.0,
     drop_path: float | Sequence[float] = 0.0,
     fused: bool = True,
+    needs: NeedsState = "check",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     **options: Any,
@@ -92,15 +94,24 @@ def Residual(
     norm: ``"rms"``, ``"layer"``, a `NormSpec`, a function from width to module, or `Norms` by role.
     dropout, drop_path: on every sublayer's update, one draw for all streams; drop_path also one rate a block.
     fused: take fused steps in eager mode where the topology has them.
+    needs: ``check`` warns at the first pass of norms and first weights inside sublayers that the topology wants and
+        nobody took from it (`attention_norms`, `inner_norm`, `init_weights_`); ``met`` or ``waived`` say otherwise.
     options: the topology's own; ``siamesenorm topologies NAME`` lists them.
     """
     name, given = parse_topology(topology)
     both = set(given) & set(options)
     if both:
-        raise TopologyError(f"{name}: option {sorted(both)[0]!r} stands both in the text and as an argument")
+        raise TopologyError(f"{name}: option {shown(sorted(both)[0])} stands both in the text and as an argument")
     with torch.device(device) if device is not None else contextlib.nullcontext():
         made = find_topology(name)(
-            dim, blocks, norm=norm, dropout=dropout, drop_path=drop_path, fused=fused, options={**given, **options}
+            dim,
+            blocks,
+            norm=norm,
+            dropout=dropout,
+            drop_path=drop_path,
+            fused=fused,
+            needs=needs,
+            options={**given, **options},
         )
     return made if dtype is None else made.to(dtype)
 
@@ -117,5 +128,5 @@ def create_part(role: str, topology: str, kind: StreamKind, dim: int, blocks: Bl
             "pre": "never normalises its stream",
             "post": "normalises its stream",
         }[found.kind]
-        raise TopologyError(f"siamese: {role} = {name!r} is not allowed, because it {why}; {role} takes {allowed}")
+        raise TopologyError(f"siamese: {role} = {shown(name)} is not allowed, because it {why}; {role} takes {allowed}")
     return found(dim, blocks, norm=norm, part=True, options=options)

@@ -23,9 +23,8 @@ from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.flow import Streams
 from siamesenorm.residual.hooks import has_hooks
-from siamesenorm.residual.kernels import native
 from siamesenorm.residual.kernels.eager import runs_eager
-from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS, siamese_step
+from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS, siamese_step, takes
 from siamesenorm.residual.norms import LayerNorm, Norms, RMSNorm
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
@@ -256,9 +255,8 @@ class FusedStep(Step):
             for parameter in ((None, None) if norm is None else (norm.weight, norm.bias))
         ]
         parameters.append(self.following.gain)
-        tensors = (x, y, output, *parameters)
-        fits = runs_eager(*tensors) and native.takes(*tensors) and x.shape == y.shape == output.shape
-        if not fits or self.seen():
+        ordinary = runs_eager(x, y, output, gate, *parameters)
+        if not ordinary or not takes(x, y, output, parameters, gate) or self.seen():
             return super().__call__(streams, output, gate)
         output = self.last.dropped(output, self.last.draw(output, gate))
         eps = [0.0 if norm is None else norm.eps for norm in self.norms]

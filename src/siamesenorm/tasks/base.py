@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -11,9 +11,12 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import Batch as Batch
+from siamesenorm.tasks.metrics import Metric, Metrics
 
 Average = Callable[[dict[str, float]], dict[str, float]]
 """Means of numbers over the processes."""
+INIT = ("init", "first_loss")
+"""Starts of the names of fields that decide first weights."""
 LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20}
 """Beyond these a number is a slip of the finger, not a model."""
 
@@ -61,6 +64,12 @@ class Task(ABC):
     """What throughput is counted in."""
     in_parts: ClassVar[bool] = False
     """Whether its model may be made on ``meta`` and given its first weights part by part."""
+    metrics: ClassVar[Metrics]
+    """Every number that `evaluate` gives, by its name; those of a family by what stands there up to the slash."""
+    chance: ClassVar[str] = "what knowing nothing of the input gives"
+    """What `chance_loss` is, in words."""
+    chance_of: ClassVar[str] = "loss"
+    """The number of a step that `chance_loss` is a level of; the loss where a step has none of this name."""
 
     @classmethod
     @abstractmethod
@@ -98,6 +107,31 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Metrics on held-out data; every rank calls it and gets the same. final: after the last step."""
 
+    @classmethod
+    def metric(cls, name: str) -> Metric | None:
+        """What a held-out number of a name is; None if the task gives none of that name."""
+        family, slash, _ = name.partition("/")
+        return cls.metrics.get(family + slash)
+
+    @abstractmethod
+    def measures(self) -> Metrics:
+        """The numbers that `evaluate` gives after the last step of this run, each under its full name."""
+
+    def directions(self, names: Iterable[str]) -> dict[str, bool]:
+        """Whether more is better, of those of the names that runs can be compared by."""
+        known = {name: self.metric(name) for name in names}
+        return {name: found.higher for name, found in known.items() if found is not None and found.higher is not None}
+
+    @abstractmethod
+    def held_out_sizes(self) -> dict[str, int]:
+        """How many tokens, images, samples, … evaluation measures on; nothing where there is no evaluation."""
+
+    @classmethod
+    def init_rule(cls, config: Any) -> str:
+        """How weights start, as far as the model's configuration says it; nothing where there is one rule only."""
+        fields = config.model.model_dump(mode="json")
+        return ", ".join(f"{name}={value}" for name, value in fields.items() if name.startswith(INIT))
+
     @property
     @abstractmethod
     def units_per_sample(self) -> int:
@@ -122,7 +156,10 @@ class Task(ABC):
         """Floating-point operations of training on one sample."""
 
     def chance_loss(self) -> float | None:
-        """The loss of a model that knows frequencies but no context; None where there is no such level."""
+        """The loss of a model that has learnt nothing of its input; None where there is no such level.
+
+        A run that ends up there has collapsed, however smooth its curve is.
+        """
         return None
 
     @classmethod

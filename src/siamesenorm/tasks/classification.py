@@ -28,6 +28,7 @@ from siamesenorm.tasks.classification_config import (
 from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import Teacher, distillation_loss
 from siamesenorm.tasks.images import ImageTask
+from siamesenorm.tasks.metrics import Metric, Metrics
 
 EVALUATION, CONFUSION = "evaluation.json", "confusion.csv"
 """What the last evaluation found, beside a finished run's weights."""
@@ -46,6 +47,12 @@ class ClassificationTask(ImageTask):
         "loss": ClassificationLossConfig,
         "evaluation": ClassificationEvaluationConfig,
     }
+    metrics = {  # noqa: RUF012
+        "loss": Metric(higher=False, of="images", unit="nats"),
+        "accuracy": Metric(higher=True, of="images"),
+        "top5": Metric(higher=True, of="images"),
+    }
+    chance = "what frequencies of classes alone give"
     model_config: ViTConfig
     data_config: ImageDataConfig
     evaluation: ClassificationEvaluationConfig
@@ -144,7 +151,8 @@ class ClassificationTask(ImageTask):
         nats = torch.zeros((), dtype=torch.float64, device=device)
         top = torch.zeros((), dtype=torch.float64, device=device)
         for batch in self.held_out.batches(self.evaluation.at_once, rank=rank, world_size=world_size):
-            logits, labels = model(batch["image"].to(device)).float(), batch["label"].to(device)
+            counted = batch["counted"].to(device)
+            logits, labels = model(batch["image"].to(device)).float()[counted], batch["label"].to(device)[counted]
             nats += F.cross_entropy(logits, labels, reduction="sum").double()
             counts += torch.bincount(labels * classes + logits.argmax(1), minlength=classes * classes)
             best = logits.topk(min(TOP, classes), dim=1).indices
@@ -162,6 +170,11 @@ class ClassificationTask(ImageTask):
         if classes > TOP:
             metrics["top5"] = means["top"] / total
         return metrics
+
+    def measures(self) -> Metrics:
+        """The best five are not asked for among so few classes."""
+        few = self.model_config.classes <= TOP
+        return {name: metric for name, metric in super().measures().items() if not (few and name == "top5")}
 
     def chance_loss(self) -> float | None:
         """Entropy of the frequencies of classes, smoothed as the labels are; mixing does not change them."""

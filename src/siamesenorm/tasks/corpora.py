@@ -9,38 +9,53 @@ from siamesenorm.data.arithmetic import Arithmetic
 from siamesenorm.data.atomic import write_json
 from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.held_out import NEEDED
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
+from siamesenorm.data.reading import named_path, read_object
 from siamesenorm.data.sources import EMBEDDED
+from siamesenorm.data.texts import is_text, text_tokens
 from siamesenorm.data.tokenizer import FILE, Tokenizer, load_tokenizer, save_tokenizer
 from siamesenorm.data.tokens import Tokens, open_tokens
 
 if TYPE_CHECKING:
-    from siamesenorm.tasks.language import TextDataConfig
+    from siamesenorm.tasks.language_config import TextDataConfig
 
 SETTINGS = "tokenizer_config.json"
 
 
 def is_embedded(name: str) -> bool:
     """Whether a corpus is one that needs no file; a folder of that name goes before it."""
-    return name.partition(":")[0] in EMBEDDED and not Path(name).exists()
+    return name.partition(":")[0] in EMBEDDED and not named_path(name, "data.train").exists()
 
 
 def is_prepared(name: str) -> bool:
     """Whether a corpus is a folder that `siamesenorm data prepare` wrote, finished or not."""
-    return (Path(name) / INDEX).is_file() or (Path(name) / PROGRESS).is_dir()
+    path = named_path(name, "data.train")
+    return (path / INDEX).is_file() or (path / PROGRESS).is_dir()
+
+
+def is_plain_text(name: str) -> bool:
+    """Whether a corpus is a text file, or a folder of them."""
+    return not is_embedded(name) and not is_prepared(name) and is_text(Path(name))
 
 
 def open_corpus(name: str, data: TextDataConfig, split: str) -> Tokens:
-    """The tokens of a corpus in one split; arrays have none and are taken whole."""
+    """The tokens of a corpus in one split; arrays have none and are taken whole.
+
+    So are texts where others are held out; the same text on both sides is split.
+    """
     if is_embedded(name):
         if data.tokenizer == "byte":
             return embedded_tokens(name, split)  # kept from one run to the next
         return embedded_tokens(name, split, tokenizer=load_tokenizer(data.tokenizer))
-    if not Path(name).exists():
+    if not named_path(name, "data.train").exists():
         raise DataError(
             f"data.train: {name!r} is neither a file nor a folder nor one of {', '.join(EMBEDDED)}; "
             f"siamesenorm data prepare makes a folder from your text"
         )
+    if is_plain_text(name):
+        divided = data.validation is None or (name in data.train and name in data.validation)
+        return text_tokens(name, split if divided else None, data.tokenizer)
     return open_tokens(name, split=split, dtype=data.dtype, eos_id=data.eos_id)
 
 
@@ -48,12 +63,12 @@ def open_held_out(data: TextDataConfig) -> list[Tokens]:
     """Texts to evaluate on: those named, or what the training corpora hold out."""
     if data.validation is not None:
         return [open_corpus(name, data, "validation") for name in data.validation]
-    own = [name for name in data.train if is_embedded(name) or is_prepared(name)]
+    own = [name for name in data.train if is_embedded(name) or is_prepared(name) or is_plain_text(name)]
     found = [tokens for tokens in (open_corpus(name, data, "validation") for name in own) if len(tokens)]
     if not found:
         raise DataError(
-            f"data.validation: {data.train[0]!r} holds out no text; name some to evaluate on, or prepare it with "
-            f"--unit paragraph --validation 0.05, or train with evaluation.every=null"
+            f"data.validation: {data.train[0]!r} holds out no text; name some to evaluate on, or take {NEEDED:,} "
+            f"tokens of text or more, prepared with --validation 0.05, or train with evaluation.every=null"
         )
     return found
 
@@ -84,12 +99,10 @@ def save_tokenizer_of(data: TextDataConfig, folder: Path) -> None:
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a run folder."""
-    import json
-
     if not (folder / FILE).is_file():
         raise DataError(f"run: {str(folder)!r} has no {FILE}")
     try:
-        eos = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["eos_token"]
-    except (OSError, ValueError, KeyError, TypeError):
+        eos = read_object(folder / SETTINGS, "run").get("eos_token")
+    except DataError:
         eos = None
     return load_tokenizer(folder / FILE, eos if isinstance(eos, str) else None)

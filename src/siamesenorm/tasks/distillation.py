@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.timm_transforms import import_timm
+from siamesenorm.data.reading import named_path, reason_of
+from siamesenorm.data.tensors import read_tensors
 
 TIMM = "timm:"
+RUNS: list[Callable[[str], nn.Module]] = []
+"""How the classifier of a run folder is opened; the room that knows run folders puts it here."""
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, kind: str, tau: float) -> Tensor:
@@ -38,11 +42,9 @@ def open_teacher(name: str, weights: str | None, classes: int) -> nn.Module:
 
 
 def _run_teacher(name: str) -> nn.Module:
-    from siamesenorm.train.trained import open_trained  # a whole run is read, so this one import points upwards
-
-    if not Path(name).is_dir():
+    if not named_path(name, "loss.teacher").is_dir() or not RUNS:
         raise DataError(f"loss.teacher: {name!r} is neither a run folder nor {TIMM}NAME")
-    return open_trained(name, "classification").model
+    return RUNS[0](name)
 
 
 def _timm_teacher(name: str, weights: str | None, classes: int) -> nn.Module:
@@ -52,15 +54,12 @@ def _timm_teacher(name: str, weights: str | None, classes: int) -> nn.Module:
     if weights is None:
         model: nn.Module = timm.create_model(name, pretrained=True)
         return model
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     model = timm.create_model(name, pretrained=False, num_classes=classes)
+    tensors, _ = read_tensors(weights, "loss.teacher_weights")
     try:
-        model.load_state_dict(load_file(weights))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"loss.teacher_weights: {weights!r} cannot be read: {reason}") from None
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise DataError(f"loss.teacher_weights: {weights!r} does not fit {name}: {reason_of(error)}") from None
     return model
 
 

@@ -13,8 +13,11 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.models.generation import before, ends_with, generate
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.tasks import harness_tasks
 from siamesenorm.tasks.likelihood import likelihoods, score_rows
 
+SAMPLES = "samples"
+"""The name under which a task's documents are counted."""
 MOST_GENERATED = 256
 """Tokens of an answer, where a task does not say; the harness' own."""
 
@@ -25,27 +28,44 @@ def check_tasks(names: Sequence[str]) -> None:
         raise DataError(
             "evaluation.lm_eval: needs the package 'lm_eval'; install it with pip install 'siamesenorm[eval]'"
         )
-    interop = importlib.import_module("siamesenorm.interop.harness")
     try:
-        interop.resolve_tasks(names)
+        harness_tasks.resolve_tasks(names)
     except ValueError as error:
         raise DataError(f"evaluation.lm_eval: {str(error).removeprefix('tasks: ')}") from None
 
 
-def run_tasks(model: nn.Module, tokenizer: Tokenizer, names: Sequence[str], max_length: int) -> dict[str, float]:
-    """Every numeric metric of the tasks, the harness' own or `olmo_…`, as ``lm_eval/TASK/METRIC``."""
+def directions_of(names: Sequence[str]) -> dict[str, bool]:
+    """Whether more is better, of every metric of tasks, which are loaded for it, as ``lm_eval/TASK/METRIC``."""
+    try:
+        found: dict[str, dict[str, bool]] = harness_tasks.task_directions(harness_tasks.resolve_tasks(names))
+    except (OSError, ValueError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"evaluation.lm_eval: {reason}") from None
+    return {f"lm_eval/{task}/{metric}": higher for task, metrics in found.items() for metric, higher in metrics.items()}
+
+
+def run_tasks(
+    model: nn.Module, tokenizer: Tokenizer, names: Sequence[str], max_length: int
+) -> tuple[dict[str, float], dict[str, bool]]:
+    """Every numeric metric of the tasks, the harness' own or `olmo_…`, as ``lm_eval/TASK/METRIC``, and its direction.
+
+    A metric that a task reads in several ways has the filter's name behind it. ``lm_eval/TASK/samples`` counts.
+    """
     api = importlib.import_module("lm_eval.api.model")
     evaluator = importlib.import_module("lm_eval.evaluator")
-    interop = importlib.import_module("siamesenorm.interop.harness")
-    adapter, wanted = make_adapter(api.LM, model, tokenizer, max_length), interop.resolve_tasks(names)
-    found = evaluator.simple_evaluate(model=adapter, tasks=wanted, task_manager=interop.task_manager(wanted))
-    results = found["results"]
-    return {
-        f"lm_eval/{task}/{metric.partition(',')[0]}": float(value)
-        for task, metrics in results.items()
-        for metric, value in metrics.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and metric != "sample_len"
-    }
+    adapter, wanted = make_adapter(api.LM, model, tokenizer, max_length), harness_tasks.resolve_tasks(names)
+    found = evaluator.simple_evaluate(model=adapter, tasks=wanted, task_manager=harness_tasks.task_manager(wanted))
+    figures = {f"lm_eval/{task}/{SAMPLES}": float(count["effective"]) for task, count in found["n-samples"].items()}
+    directions: dict[str, bool] = {}
+    for task, metrics in found["results"].items():
+        for key, value in metrics.items():
+            metric, _, chosen = key.partition(",")
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and metric != "sample_len":
+                name = f"lm_eval/{task}/{metric}" + ("" if chosen in ("", "none") else f" ({chosen})")
+                figures[name] = float(value)
+                if (higher := found["higher_is_better"].get(task, {}).get(metric)) is not None:
+                    directions[name] = bool(higher)
+    return figures, directions
 
 
 def make_adapter(base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_length: int) -> Any:

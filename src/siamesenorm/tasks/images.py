@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +15,10 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet, open_images
 from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.images.loader import ImageLoader, TestImages, TrainingImages
+from siamesenorm.data.reading import read_object
 from siamesenorm.models.counts import FLOAT32, Counts
 from siamesenorm.tasks.base import Section, Task
+from siamesenorm.tasks.metrics import Metrics
 
 IMAGES = "images.json"
 """Beside a finished run's weights: names of its classes, and which images it had."""
@@ -86,9 +87,9 @@ class ImageTask(Task):
     def class_names(cls, config: Any, folder: Path) -> list[str]:
         """Names of a run's classes: as it left them when it finished, or as its images have them, or numbers."""
         try:
-            names = json.loads((folder / IMAGES).read_bytes())["class_names"]
+            names = read_object(folder / IMAGES, "run")["class_names"]
             return [str(name) for name in names]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (DataError, KeyError, TypeError):
             pass
         try:
             return list(cls.open_split(config, config.data.train, "train").class_names)
@@ -118,6 +119,14 @@ class ImageTask(Task):
             prefetch=self.data_config.prefetch,
             pin_memory=pin_memory,
         )
+
+    def measures(self) -> Metrics:
+        """All of the task's, where anything is held out."""
+        return {} if self.held_out is None else self.metrics
+
+    def held_out_sizes(self) -> dict[str, int]:
+        """Images."""
+        return {} if self.held_out is None else {"images": len(self.held_out)}
 
     @property
     def units_per_sample(self) -> int:

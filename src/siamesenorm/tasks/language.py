@@ -3,72 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field
 from torch import nn
 
 from siamesenorm.data import BatchLoader, TrainingData, ValidationData
-from siamesenorm.data.choices import arithmetic_choices, score_choices
+from siamesenorm.data.choices import Choice, arithmetic_choices, score_choices
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.data.tokens import Tokens
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.models.lm_config import LMConfig
 from siamesenorm.models.lm_counts import activations_of_token, flops_of_token
 from siamesenorm.models.stack import Block
-from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task, check_limits
+from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
+from siamesenorm.tasks.language_config import LanguageEvaluationConfig, TextDataConfig
 from siamesenorm.tasks.likelihood import log_likelihoods
+from siamesenorm.tasks.metrics import Metric, Metrics, harness_metric
 
+FIRST_TOKENS = 2**16
+"""Tokens of an array that are looked at before anything is written."""
 FREQUENCY_TOKENS = 2**18
 """Tokens that frequencies are counted over."""
-Texts = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
-Weights = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
-Corpora = Annotated[Texts, BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
-
-
-class TextDataConfig(Section):
-    """What a language model reads."""
-
-    train: Corpora = Field(
-        min_length=1,
-        description="Corpora: folders from `siamesenorm data prepare`, .npy arrays of tokens or folders of them, or "
-        "embedded ones: python-code, python-docs, arithmetic.",
-    )
-    weights: Weights | None = Field(
-        default=None, description="Share of each corpus in training; null: every sequence of all of them equally often."
-    )
-    validation: Corpora | None = Field(
-        default=None, description="Held-out text; null: what the training corpora themselves hold out."
-    )
-    tokenizer: str = Field(
-        default="byte", min_length=1, description="Of embedded corpora and .npy arrays: byte, or a tokenizer.json."
-    )
-    sequence_length: int = Field(ge=1, le=2**24, description="Tokens of a sequence.")
-    document_masking: bool = Field(
-        default=False, description="Whether documents in one sequence are hidden from each other."
-    )
-    dtype: Literal["uint16", "uint32"] = Field(default="uint16", description="Of .npy arrays without a header.")
-    eos_id: int | None = Field(default=None, ge=0, description="Id that ends a document in .npy arrays.")
-    shuffle_seed: int | None = Field(default=None, ge=0, lt=2**63, description="Order of data; null: train.seed.")
-    prefetch: int = Field(default=2, ge=0, le=1024, description="Batches made ahead.")
-
-
-class LanguageEvaluationConfig(Section):
-    """What is measured on held-out text."""
-
-    every: int | None = Field(default=1000, ge=1, description="Steps between evaluations, also at the end; null: none.")
-    sequences: int | None = Field(default=None, ge=1, description="Sequences of each held-out text; null: all.")
-    at_once: int | None = Field(
-        default=None, ge=1, description="Sequences that a rank takes at a time; null: as in training."
-    )
-    arithmetic: int = Field(default=0, ge=0, le=10**6, description="Four-choice arithmetic questions; 0: none.")
-    shots: int = Field(default=0, ge=0, le=64, description="Solved problems that stand before each question.")
-    lm_eval: Texts = Field(default=(), description="Tasks of the lm-evaluation-harness (extra: eval), at the end.")
 
 
 class LanguageTask(Task):
@@ -78,6 +40,17 @@ class LanguageTask(Task):
     sections = {"model": LMConfig, "data": TextDataConfig, "evaluation": LanguageEvaluationConfig}  # noqa: RUF012
     unit = "tokens"
     in_parts = True
+    metrics = {  # noqa: RUF012
+        "loss": Metric(higher=False, of="tokens", unit="nats"),
+        "perplexity": Metric(higher=False, of="tokens"),
+        "perplexity/": Metric(higher=False, of="tokens"),
+        "bits_per_byte": Metric(higher=False, of="tokens"),
+        "arithmetic": Metric(higher=True, of="questions"),
+        "arithmetic/": Metric(higher=True, of="questions"),
+        "arithmetic_error": Metric(higher=None, of="questions"),
+        "lm_eval/": Metric(higher=None, of="documents"),
+    }
+    chance = "what frequencies of tokens alone give"
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -103,11 +76,10 @@ class LanguageTask(Task):
         data = self.data_config
         corpora = [open_corpus(name, data, "train") for name in data.train]
         for corpus in corpora:
-            if corpus.vocab_size is not None and corpus.vocab_size > self.model_config.vocab_size:
-                raise DataError(
-                    f"model.vocab_size = {self.model_config.vocab_size} is not allowed; "
-                    f"it takes {corpus.vocab_size} or more for the tokens of {corpus.name!r}"
-                )
+            self._check_vocabulary(corpus)
+        held_out = open_held_out(data) if self.evaluation.every is not None else []
+        for corpus in held_out:
+            self._check_vocabulary(corpus)
         self.data = TrainingData(
             corpora,
             data.sequence_length,
@@ -122,12 +94,26 @@ class LanguageTask(Task):
                 document_masking=data.document_masking,
                 sequences=self.evaluation.sequences,
             )
-            for tokens in (open_held_out(data) if self.evaluation.every is not None else [])
+            for tokens in held_out
         }
+        self.harness_directions: dict[str, bool] = {}
+        tokenizer_of(data)  # it is written beside the weights; what is wrong with it is said before the first step
         if self.evaluation.lm_eval:
             from siamesenorm.tasks.harness import check_tasks
 
             check_tasks(self.evaluation.lm_eval)
+
+    def _check_vocabulary(self, corpus: Tokens) -> None:
+        """Raise where a corpus has ids that the model does not; those of an array are looked at wherever they lie."""
+        size = self.model_config.vocab_size
+        if corpus.vocab_size is None:
+            corpus.vocab_size = size
+            corpus.read(0, min(len(corpus), FIRST_TOKENS))
+        elif corpus.vocab_size > size:
+            raise DataError(
+                f"model.vocab_size = {size} is not allowed; "
+                f"it takes {corpus.vocab_size} or more for the tokens of {corpus.name!r}"
+            )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -183,7 +169,7 @@ class LanguageTask(Task):
             metrics |= {"loss": nats / tokens, "perplexity": perplexity(nats / tokens)}
         if len(sums) > 1:
             metrics |= {f"perplexity/{name}": perplexity(nats / tokens) for name, (nats, tokens) in sums.items()}
-        if all(self._scored_whole(data) for data in self.held_out.values()) and sums:
+        if self._scored_whole() and sums:
             total = sum(data.tokens.text_bytes or 0 for data in self.held_out.values())
             metrics["bits_per_byte"] = nats / math.log(2) / total
         if self.evaluation.arithmetic:
@@ -191,7 +177,9 @@ class LanguageTask(Task):
         if final and self.evaluation.lm_eval:
             from siamesenorm.tasks.harness import run_tasks
 
-            metrics |= run_tasks(model, self.tokenizer, self.evaluation.lm_eval, self.model_config.max_length)
+            asked = self.evaluation.lm_eval
+            found, self.harness_directions = run_tasks(model, self.tokenizer, asked, self.model_config.max_length)
+            metrics |= found
         return metrics
 
     def _sums(
@@ -210,18 +198,63 @@ class LanguageTask(Task):
         means = average({"nats": nats.item(), "tokens": tokens})
         return means["nats"], max(means["tokens"], 1e-9)
 
-    def _scored_whole(self, data: ValidationData) -> bool:
-        return data.tokens.text_bytes is not None and not data.document_masking and data.scored() == len(data.tokens)
+    def _scored_whole(self) -> bool:
+        """Whether every byte of the held-out texts is scored, so that bits can be counted by byte."""
+        texts = self.held_out.values()
+        return all(data.tokens.text_bytes is not None and data.scored() == len(data.tokens) for data in texts)
+
+    def _questions(self) -> list[Choice]:
+        settings = arithmetic_settings(self.data_config)
+        return arithmetic_choices(self.evaluation.arithmetic, settings, shots=self.evaluation.shots)
 
     def _arithmetic(self, model: nn.Module) -> dict[str, float]:
-        settings = arithmetic_settings(self.data_config)
-        questions = arithmetic_choices(self.evaluation.arithmetic, settings, shots=self.evaluation.shots)
-        tokenizer = self.tokenizer
+        questions, tokenizer = self._questions(), self.tokenizer
         score = score_choices(
             questions, lambda pairs: log_likelihoods(model, tokenizer, pairs, self.model_config.max_length)
         )
         by_digits = {f"arithmetic/{digits}_digits": share for digits, share in score.by_digits.items()}
         return {"arithmetic": score.accuracy, "arithmetic_error": score.standard_error, **by_digits}
+
+    @classmethod
+    def init_rule(cls, config: Any) -> str:
+        """Without the standard deviation, where the rule does not look at it."""
+        rule, model = super().init_rule(config), config.model
+        return rule if model.init in ("megatron", "normal") else rule.replace(f", init_std={model.init_std}", "")
+
+    @classmethod
+    def metric(cls, name: str) -> Metric | None:
+        """Of the harness's numbers, by their own names."""
+        return harness_metric(name) if name.startswith("lm_eval/") else super().metric(name)
+
+    def measures(self) -> Metrics:
+        """By corpus and by digits too; the harness is asked for the metrics of its tasks."""
+        names: list[str] = []
+        if self.held_out:
+            names += ["loss", "perplexity"]
+            names += [f"perplexity/{name}" for name in self.held_out if len(self.held_out) > 1]
+            names += ["bits_per_byte"] if self._scored_whole() else []
+        if self.evaluation.arithmetic:
+            digits = sorted({question.problem.digits for question in self._questions()})
+            names += ["arithmetic", "arithmetic_error", *(f"arithmetic/{count}_digits" for count in digits)]
+        known = {name: metric for name in names if (metric := self.metric(name)) is not None}
+        if self.evaluation.lm_eval:
+            from siamesenorm.tasks.harness import directions_of
+
+            asked = directions_of(self.evaluation.lm_eval)
+            known |= {name: Metric(higher, "documents") for name, higher in asked.items()}
+        return known
+
+    def directions(self, names: Iterable[str]) -> dict[str, bool]:
+        """The harness says itself which way its numbers point."""
+        return {**super().directions(names), **self.harness_directions}
+
+    def held_out_sizes(self) -> dict[str, int]:
+        """Tokens that are scored, and questions."""
+        sizes = {
+            "tokens": sum(data.scored() for data in self.held_out.values()),
+            "questions": self.evaluation.arithmetic,
+        }
+        return {unit: size for unit, size in sizes.items() if size}
 
     @property
     def units_per_sample(self) -> int:

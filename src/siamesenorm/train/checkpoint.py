@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import threading
 import warnings
 from collections.abc import Callable
@@ -31,6 +30,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
+from siamesenorm.data.listing import names_in
+from siamesenorm.data.reading import read_object
 from siamesenorm.train.checkpoint_folder import PROGRESS, CheckpointFolder
 from siamesenorm.train.distributed import World
 from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
@@ -58,7 +59,7 @@ class Checkpoint:
     @property
     def progress(self) -> dict[str, Any]:
         """What the loop wrote beside its tensors."""
-        return json.loads((self.folder / PROGRESS).read_bytes())
+        return read_object(self.folder / PROGRESS, "checkpoint", strict=False)  # a loss may be no number
 
 
 class CheckpointStore:
@@ -122,33 +123,40 @@ class CheckpointStore:
             self._failure = f"checkpoint of step {step} was not saved: {_reason(error)}"
 
     def _write_together(self, step: int, tensors: dict[str, Tensor], progress: str) -> str | None:
-        partial, sequence, problem = self._together(lambda: self._places.begin(step))
-        files: dict[str, Entry] = {}
-        if problem is None:
-            try:
-                self._write_shards(partial, tensors)
-            except CheckpointException as error:  # raised on all processes when one of them fails
-                problem = _reason(error)
-        if problem is None:
-            files, problem = self._record_shards(partial)
-        if problem is None:
-            _, _, problem = self._together(
-                lambda: self._places.publish(partial, step, sequence, self.world.size, files, progress)
-            )
+        begun = self._together(lambda: self._places.begin(step))
+        problem: str | None = "it was not written"
+        try:
+            problem = begun if isinstance(begun, str) else self._write_into(*begun, step, tensors, progress)
+        finally:
+            if problem is not None and self.world.is_main and not isinstance(begun, str):
+                self._places.abandon(begun[0])
         if problem is None:
             return None
-        if self.world.is_main:
-            shutil.rmtree(partial, ignore_errors=True)
         return f"checkpoint of step {step} was not saved: {problem}; the ones before it are untouched"
 
-    def _together(self, action: Callable[[], tuple[Path, int]]) -> tuple[Path, int, str | None]:
-        """Let the main process act; its result, or the reason why it failed, on all."""
-        result: tuple[Path, int, str | None] = (Path(), 0, None)
+    def _write_into(
+        self, partial: Path, sequence: int, step: int, tensors: dict[str, Tensor], progress: str
+    ) -> str | None:
+        try:
+            self._write_shards(partial, tensors)
+        except CheckpointException as error:  # raised on all processes when one of them fails
+            return _reason(error)
+        files, problem = self._record_shards(partial)
+        if problem is not None:
+            return problem
+        published = self._together(
+            lambda: self._places.publish(partial, step, sequence, self.world.size, files, progress)
+        )
+        return published if isinstance(published, str) else None
+
+    def _together(self, action: Callable[[], tuple[Path, int]]) -> tuple[Path, int] | str:
+        """Let the main process act; its result, or the reason why there is none, on all."""
+        result: tuple[Path, int] | str = ""
         if self.world.is_main:
             try:
-                result = (*action(), None)
+                result = action()
             except Exception as error:
-                result = (Path(), 0, _reason(error))
+                result = _reason(error)
         return self.world.from_main(result, self._channel)
 
     def _write_shards(self, partial: Path, tensors: dict[str, Tensor]) -> None:
@@ -163,7 +171,7 @@ class CheckpointStore:
         """Sizes and SHA-256 of all shards, each read by the process that wrote it."""
         mine: dict[str, Entry] | str
         try:
-            mine = record(partial, (path.name for path in partial.glob(f"__{self.world.rank}_*")))
+            mine = record(partial, (name for name in names_in(partial) if name.startswith(f"__{self.world.rank}_")))
         except OSError as error:
             mine = _reason(error)
         files: dict[str, Entry] = {}
@@ -200,13 +208,16 @@ class CheckpointStore:
         restoring = Restoring(state, read_sizes(checkpoint.folder))
         planner = DefaultLoadPlanner(flatten_state_dict=False)
         alone = self.world.size == 1
-        load_shards(
-            restoring.places,
-            storage_reader=ShardReader(checkpoint.folder),
-            planner=planner,
-            process_group=self._channel,
-            no_dist=alone,
-        )
+        try:
+            load_shards(
+                restoring.places,
+                storage_reader=ShardReader(checkpoint.folder),
+                planner=planner,
+                process_group=self._channel,
+                no_dist=alone,
+            )
+        except CheckpointException as error:  # raised on all processes when one of them fails
+            raise CheckpointError(f"{checkpoint.folder} cannot be read: {_reason(error)}") from None
         restoring.done()
         progress = checkpoint.progress
         if isinstance(state.get("progress"), dict):

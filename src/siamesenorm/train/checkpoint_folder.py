@@ -9,21 +9,33 @@ step-00001000-2/          the same step, saved again after a return to an earlie
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 import secrets
-import shutil
 from pathlib import Path
 
-from siamesenorm.data.atomic import sync_folder, write_json
-from siamesenorm.train.manifest import MANIFEST, Damage, Entry, Manifest, record
+from siamesenorm.data.atomic import sync_folder, whole_file, write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.listing import names_in
+from siamesenorm.data.reading import read_object
+from siamesenorm.data.removal import check_removable, hidden_names, remove_tree
+from siamesenorm.data.replacement import rename_free
+from siamesenorm.train.manifest import MANIFEST, CheckpointError, Damage, Entry, Manifest, record
 from siamesenorm.train.sharded_files import INDEX
 
 PROGRESS = "progress.json"
 RUN = "run.json"
 NAME = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 PARTIAL = ".partial"
+LEFT = re.compile(rf"\.{NAME.pattern}{re.escape(PARTIAL)}|{hidden_names(NAME.pattern)}")
+"""One that is being written, or that was on its way out."""
+FILES = r"__\d+_\d+\.distcp|index\.json|progress\.json|manifest\.json"
+CHECKPOINT = re.compile(rf"{FILES}|{hidden_names(FILES)}")
+"""What lies in a checkpoint."""
+MADE = re.compile(
+    rf"run\.json|{hidden_names('run[.]json')}"
+    rf"|(?:{NAME.pattern}|{LEFT.pattern})(?:/(?:{CHECKPOINT.pattern}))?"
+)
+"""What lies in the folder of all checkpoints."""
 
 
 class CheckpointFolder:
@@ -36,8 +48,8 @@ class CheckpointFolder:
     def begin(self, step: int) -> tuple[Path, int]:
         """An empty folder to write into, and the number of the checkpoint; clears what killed writers left."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for left in self.path.glob(f".step-*{PARTIAL}"):
-            shutil.rmtree(left, ignore_errors=True)
+        for name in filter(LEFT.fullmatch, names_in(self.path)):
+            self.abandon(self.path / name)
         known = sorted((m.sequence, m.run) for m in self.manifests().values() if m is not None)
         sequence, run = known[-1] if known else (0, secrets.token_hex(8))
         if self.run() is None:
@@ -46,21 +58,28 @@ class CheckpointFolder:
         partial.mkdir()
         return partial, sequence + 1
 
+    def abandon(self, partial: Path) -> None:
+        """Remove one that did not come to its end; what is not a checkpoint's own stays, and its folder with it."""
+        if partial.parent == self.path and LEFT.fullmatch(partial.name):
+            with contextlib.suppress(OSError):
+                remove_tree(partial, CHECKPOINT)
+
     def publish(
         self, partial: Path, step: int, sequence: int, world: int, shards: dict[str, Entry], progress: str
     ) -> tuple[Path, int]:
         """Complete a folder whose shards are written, give it its name, and remove what is now too old."""
-        with open(partial / PROGRESS, "w") as file:
-            file.write(progress)
-            file.flush()
-            os.fsync(file.fileno())
+        with whole_file(partial / PROGRESS) as file:
+            file.write(progress.encode())
         files = dict(sorted((shards | record(partial, (INDEX, PROGRESS))).items()))
-        Manifest(self.run() or "", step, sequence, world, files).write(partial)
+        run = self.run()
+        if run is None:
+            raise CheckpointError(f"{self.path / RUN} is gone or damaged")
+        Manifest(run, step, sequence, world, files).write(partial)
         sync_folder(partial)
         place, again = self.path / f"step-{step:08d}", 2
         while place.exists():  # this step was saved before: damaged, or left by a return to an earlier step
             place, again = self.path / f"step-{step:08d}-{again}", again + 1
-        os.rename(partial, place)
+        rename_free(partial, place)
         sync_folder(self.path)
         self.found_good(place)
         with contextlib.suppress(OSError):  # the new one is there; what cannot be removed now is so next time
@@ -81,10 +100,12 @@ class CheckpointFolder:
         oldest_kept = numbers[good[self.keep - 1]]
         for path in found:
             if numbers.get(path, -1) < oldest_kept:
-                doomed = path.with_name(f".{path.name}{PARTIAL}")  # first out of sight, then gone
-                os.rename(path, doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
-                self._known_good.discard(path)
+                with contextlib.suppress(OSError):  # where somebody has put something into it, it stays whole
+                    check_removable(path, CHECKPOINT)
+                    doomed = path.with_name(f".{path.name}{PARTIAL}")  # first out of sight, then gone
+                    rename_free(path, doomed)
+                    self.abandon(doomed)
+                    self._known_good.discard(path)
 
     def candidates(self) -> tuple[list[tuple[Path, Manifest]], list[str]]:
         """Checkpoints with a readable manifest of this run, newest first, and what is wrong with the others."""
@@ -113,11 +134,13 @@ class CheckpointFolder:
         return found
 
     def _places(self) -> list[Path]:
-        return sorted(p for p in self.path.glob("step-*") if NAME.fullmatch(p.name)) if self.path.is_dir() else []
+        return [self.path / name for name in names_in(self.path) if NAME.fullmatch(name)]
 
     def run(self) -> str | None:
         """The run's identity, made at its first save; where its file is unreadable, the manifests give it again."""
         try:
-            return str(json.loads((self.path / RUN).read_bytes())["run"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return str(read_object(self.path / RUN, "checkpoint")["run"])
+        except (DataError, KeyError) as error:
+            if isinstance(error.__cause__, OSError):  # a file that cannot be read is not a file that is not there
+                raise error.__cause__ from None
             return None

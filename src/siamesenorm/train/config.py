@@ -69,7 +69,11 @@ class StepsConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="Precision of matrix products; weights and optimiser stay in fp32."
     )
-    compile: bool = Field(default=False, description="Whether the model goes through torch.compile.")
+    compile: bool | None = Field(
+        default=None,
+        description="Whether blocks go through torch.compile; null: where it pays, on GPUs and in runs of 2000 steps "
+        "or more on CPUs with a C++ compiler.",
+    )
     activation_checkpointing: Literal["none", "full", "sublayer"] = Field(
         default="none",
         description="What backward computes again instead of keeping: nothing, whole blocks, or inside sublayers.",
@@ -150,8 +154,9 @@ class DivergenceConfig(Section):
     plateau: float | None = Field(
         default=0.1,
         ge=0,
-        description="Nats below the loss of knowing only how frequent each token is; a run that stays above after "
-        "its warm-up and no longer learns is at a plateau; null: not looked for.",
+        description="How far below the loss of having learnt nothing of the input (of tokens or classes, how frequent "
+        "each is; of noise, its variance); a run that stays above after its warm-up and no longer learns is at a "
+        "plateau; null: not looked for.",
     )
     attempts: int = Field(default=10, ge=1, description="Skipped steps in a row, or rollbacks, after which it stops.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -48,19 +49,25 @@ class ConsoleDisplay(Display):
         """Begin to count time from here."""
         self.first, self.steps, self.began = step, steps, time.monotonic()
         if self.title:
-            self.console.print(Text(self.title, style="dim"), soft_wrap=True)
+            self._print(Text(self.title, style="dim"))
         if self.console.is_terminal:
             self.live = Live(console=self.console, auto_refresh=False, transient=True)
-            self.live.start()
+            with output_may_be_gone():
+                self.live.start()
+
+    def _print(self, text: Text) -> None:
+        with output_may_be_gone():
+            self.console.print(text, soft_wrap=True)
 
     def step(self, record: dict[str, Any], unit: str, rate: float) -> None:
         """Redraw the line, or print one from time to time."""
         now, step = time.monotonic(), record["step"]
         if self.live is not None:
-            self.live.update(self._line(record, unit, rate, now), refresh=True)
+            with output_may_be_gone():
+                self.live.update(self._line(record, unit, rate, now), refresh=True)
         elif now - self.shown >= PLAIN_SECONDS or step == self.steps:
             self.shown = now
-            self.console.print(self._line(record, unit, rate, now), soft_wrap=True)
+            self._print(self._line(record, unit, rate, now))
 
     def _line(self, record: dict[str, Any], unit: str, rate: float, now: float) -> Text:
         step = record["step"]
@@ -83,20 +90,26 @@ class ConsoleDisplay(Display):
     def evaluation(self, step: int, metrics: dict[str, float]) -> None:
         """A line that stays."""
         shown = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name)
-        self.console.print(Text.assemble(f"step {step}  held out: ", (shown, "green")), soft_wrap=True)
+        self._print(Text.assemble(f"step {step}  held out: ", (shown, "green")))
 
     def note(self, kind: str, message: str) -> None:
         """A line that stays; how a run ended is said by the command."""
         if kind in ("finished", "diverged", "interrupted"):
             return
         style = "yellow" if kind in ("spike", "non_finite", "plateau", "checkpoint", "rollback") else "dim"
-        self.console.print(Text(message, style=style), soft_wrap=True)
+        self._print(Text(message, style=style))
 
     def stop(self) -> None:
         """Take the live line away."""
         if self.live is not None:
-            self.live.stop()
+            with output_may_be_gone():
+                self.live.stop()
             self.live = None
+
+
+def output_may_be_gone() -> contextlib.AbstractContextManager[None]:
+    """Around what is shown: a run outlives the terminal or pipe that it is shown on, where rich would exit."""
+    return contextlib.suppress(OSError, SystemExit)
 
 
 def short(number: float) -> str:

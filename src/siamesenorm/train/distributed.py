@@ -6,17 +6,17 @@ is one process and nothing is initialised. Gloo carries tensors on the CPU, NCCL
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.rendezvous import Place, meet, of_process, refuse
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 TIMEOUT = 600.0
 CHANNEL_TIMEOUT = 7200.0
+_failed: list[Any] = []
 MESH_NAMES = {"hsdp": ("replicate", "shard"), "tp": ("data", "tensor")}
 
 
@@ -57,24 +58,31 @@ class World:
 
     @classmethod
     def start(cls, parallel: ParallelConfig | None = None) -> World:
-        """Join the world that the environment describes; every process of it must call this."""
-        rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        local_rank, local_size = _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1)
-        device = choose_device(parallel.device if parallel else "auto", local_rank)
+        """Join the world that the environment describes; every process of it must call this, or `refuse`."""
+        place = Place.from_environment()
         mode, group = (parallel.mode, parallel.group) if parallel else ("ddp", None)
         timeout = parallel.timeout if parallel else TIMEOUT
-        world = cls(rank, size, local_rank, local_size, device, mode, group, timeout)
-        if size > 1:
+        try:
+            device = choose_device(parallel.device if parallel else "auto", place.local_rank)
+            world = cls(place.rank, place.size, place.local_rank, place.local_size, device, mode, group, timeout)
+        except ConfigError as error:
+            refuse(str(error))
+            raise
+        if world.size > 1:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            store = open_store(rank, size, world.timeout)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=world.timeout)
+            store = meet(place, world.timeout)
+            dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=world.timeout)
         return world
 
     def close(self) -> None:
         """Leave the world."""
         if self.size > 1 and dist.is_initialized():
+            if sys.exc_info()[1] is not None:
+                # DDP's reducer may live on in the trace. Were it the last to let go of the group, it would wait with
+                # Python's lock held for the group's threads, and these may be waiting for the lock.
+                _failed.append(dist.group.WORLD)
             dist.destroy_process_group()
 
     @property
@@ -149,6 +157,30 @@ class World:
         dist.broadcast_object_list(values, src=0, group=group, device=torch.device("cpu"))
         return values[0]
 
+    def agree(self, action: Callable[[], Value]) -> Value:
+        """What an action gives in this process; if it fails in any process, it fails in all of them.
+
+        The action itself must not wait for other processes.
+        """
+        if self.size == 1:
+            return action()
+        failure: Exception | None = None
+        try:
+            result = action()
+        except Exception as error:
+            failure = error
+        problems = self.gather(None if failure is None else sentence_of(failure))
+        if failure is not None:
+            raise failure
+        for rank, problem in enumerate(problems):
+            if problem is not None:
+                raise ConfigError(of_process(rank, problem))
+        return result
+
+    def agree_with_main(self, action: Callable[[], object]) -> None:
+        """The same for what the main process alone does."""
+        self.agree(action if self.is_main else lambda: None)
+
     def new_group(self) -> dist.ProcessGroup | None:
         """A second channel on the CPU, for a thread that talks while the first one is in use.
 
@@ -158,6 +190,21 @@ class World:
         if self.size == 1:
             return None
         return dist.new_group(backend="gloo", timeout=max(self.timeout, timedelta(seconds=CHANNEL_TIMEOUT)))
+
+
+def sentence_of(error: Exception) -> str:
+    """What other processes are told of an error in this one."""
+    if isinstance(error, ValueError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")
+
+
+def lost_another(error: Exception) -> bool:
+    """Whether an error is that another process cannot be talked to any more."""
+    words = r"gloo|NCCL|[Cc]onnection (closed|reset|refused)|Broken pipe|pair closure|Timed out waiting"
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(re.search(words, str(error))))
 
 
 def choose_device(wish: str, local_rank: int) -> torch.device:
@@ -185,33 +232,3 @@ def check_group(mode: str, size: int, local_size: int, group: int | None) -> int
             f"parallel.group: {group} is not allowed; with {size} processes it takes {', '.join(map(str, divisors))}"
         )
     return group
-
-
-def open_store(rank: int, size: int, timeout: timedelta) -> Store:
-    """The key-value store through which processes find each other, with names of its own for every restart.
-
-    torchrun may keep one store through all restarts of its workers. Without the prefix a restarted process can read
-    the address of one that has died and wait for it until the timeout.
-    """
-    host, port = os.environ.get("MASTER_ADDR", "localhost"), _number("MASTER_PORT", 29500)
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
-        store = TCPStore(
-            host, port, size, is_master=rank == 0 and not by_agent, timeout=timeout, multi_tenant=not by_agent
-        )
-    except (dist.DistError, RuntimeError, socket.gaierror) as error:
-        raise ConfigError(
-            f"MASTER_ADDR, MASTER_PORT: no process answers at {host}:{port} ({str(error).splitlines()[0]})"
-        ) from None
-    run, restart = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"siamesenorm/{run}/{restart}", store)
-
-
-def _number(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "")
-    if not text:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{variable}: {text!r} is not allowed; it takes a whole number") from None

@@ -1,4 +1,4 @@
-"""When a run has diverged: a loss that is no number, a spike, or a plateau at what frequencies alone would give.
+"""When a run has diverged: a loss that is no number, a spike, or a plateau where nothing is learnt of the input.
 
 The monitor sees every loss and gradient norm before the optimiser's step. Its verdicts depend on nothing else, so
 that all processes come to the same one, and a resumed run to the same as one that was never stopped.
@@ -37,12 +37,21 @@ class Verdict:
 class DivergenceMonitor:
     """Watches the losses of a run.
 
-    warmup: plateaus are not looked for before. chance_loss: the loss of knowing frequencies only, None if unknown.
+    warmup: plateaus are not looked for before.
+    chance_loss, about: the loss of a model that has learnt nothing of its input, None if unknown; what it is.
     """
 
-    def __init__(self, config: DivergenceConfig, warmup: int, chance_loss: float | None) -> None:
-        self.config, self.warmup, self.chance_loss = config, warmup, chance_loss
+    def __init__(
+        self,
+        config: DivergenceConfig,
+        warmup: int,
+        chance_loss: float | None,
+        about: str = "what knowing nothing gives",
+    ) -> None:
+        self.config, self.warmup, self.chance_loss, self.about = config, warmup, chance_loss, about
         self.losses: deque[float] = deque(maxlen=4 * config.history)
+        self.levels: deque[float] = deque(maxlen=4 * config.history)
+        """What plateaus are looked for in: the losses, or the part of them that `chance_loss` is a level of."""
         self.spikes = self.skipped = self.rollbacks = 0
 
     def judge(self, step: int, loss: float, grad_norm: float) -> Verdict | None:
@@ -60,18 +69,15 @@ class DivergenceMonitor:
 
     def _plateau(self, step: int) -> Verdict | None:
         length = 4 * self.config.history
-        if self.config.plateau is None or self.chance_loss is None or len(self.losses) < length:
+        if self.config.plateau is None or self.chance_loss is None or len(self.levels) < length:
             return None
         if step <= self.warmup + length:
             return None
-        losses = list(self.losses)
-        before, recent = statistics.fmean(losses[: length // 2]), statistics.fmean(losses[length // 2 :])
+        levels = list(self.levels)
+        before, recent = statistics.fmean(levels[: length // 2]), statistics.fmean(levels[length // 2 :])
         if recent < self.chance_loss - self.config.plateau or before - recent > LEARNT:
             return None
-        return Verdict(
-            "plateau",
-            f"the loss stays at {recent:.3f}, and {self.chance_loss:.3f} is what frequencies of tokens alone give",
-        )
+        return Verdict("plateau", f"the loss stays at {recent:.3f}, and {self.chance_loss:.3f} is {self.about}")
 
     def act(self, verdict: Verdict) -> Action:
         """What the policy does about a verdict; counts the attempts."""
@@ -90,10 +96,11 @@ class DivergenceMonitor:
             return "rollback" if self.rollbacks <= self.config.attempts else "stop"
         return "stop"
 
-    def accept(self, loss: float, verdict: Verdict | None) -> None:
-        """The step is taken."""
+    def accept(self, loss: float, verdict: Verdict | None, level: float | None = None) -> None:
+        """The step is taken; level: the part of its loss in which plateaus are looked for, if not all of it."""
         if verdict is None:
             self.losses.append(loss)  # a spike would lift the median that the next one is measured by
+            self.levels.append(loss if level is None else level)
             self.spikes = 0
         self.skipped = 0
 
@@ -101,6 +108,7 @@ class DivergenceMonitor:
         """Everything that later verdicts depend on."""
         return {
             "losses": list(self.losses),
+            "levels": list(self.levels),
             "spikes": self.spikes,
             "skipped": self.skipped,
             "rollbacks": self.rollbacks,
@@ -109,6 +117,7 @@ class DivergenceMonitor:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
         self.losses = deque(state.get("losses", ()), maxlen=self.losses.maxlen)
+        self.levels = deque(state.get("levels", self.losses), maxlen=self.levels.maxlen)
         self.spikes, self.skipped = int(state.get("spikes", 0)), int(state.get("skipped", 0))
         self.rollbacks = int(state.get("rollbacks", 0))
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from siamesenorm.train.parallel import by_mesh
 
@@ -27,7 +28,7 @@ class WeightAverage:
     """A second set of a model's weights, in float32 beside the first."""
 
     def __init__(self, model: nn.Module, decay: float, *, warmup: bool = True) -> None:
-        self.decay, self.warmup = decay, warmup
+        self.model, self.decay, self.warmup = model, decay, warmup
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.average: dict[str, Tensor] = {name: p.detach().clone() for name, p in self._parameters.items()}
 
@@ -50,6 +51,9 @@ class WeightAverage:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what a pass has left gathered is a copy, which would outlive the change
         for name, parameter in self._parameters.items():
             kept = parameter.detach().clone()
             parameter.copy_(self.average[name])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.ema import WeightAverage
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import plain_name
+from siamesenorm.train.manifest import Entry
 from siamesenorm.train.optimizer import build_optimizer, set_lr
-from siamesenorm.train.parallel import apply_parallelism, clip_gradients, gradient_sync
+from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import share_of_peak
 
@@ -52,25 +54,38 @@ class Engine:
                 f"train.batch_size: {config.train.batch_size} is not allowed; {world.data_size} processes and "
                 f"{config.train.accumulation} accumulated parts take multiples of {parts}"
             )
-        with torch.device("meta") if task.in_parts and world.divides_weights else contextlib.nullcontext():
-            model = task.build_model()
-        checkpoint_activations(model, config.train.activation_checkpointing)
-        self.flops_per_sample = task.flops_per_sample(model)
         self.precision = Precision(config.train, world.device)
+        model = world.agree(self._build_model)
+        wish = config.train.compile
+        self.compiled = compile_pays(world.device, config.steps) if wish is None else wish
         self.model: nn.Module = apply_parallelism(
-            model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=config.train.compile
+            model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=self.compiled
         )
-        self.optimizer = build_optimizer(self.model, config.optimizer)
         self.average: WeightAverage | None = None
+        world.agree(self._open)
+        self.batch: Batch = {}
+
+    def _build_model(self) -> nn.Module:
+        """The model, before processes share it."""
+        divided = self.world.divides_weights
+        with torch.device("meta") if self.task.in_parts and divided else contextlib.nullcontext():
+            model = self.task.build_model()
+        checkpoint_activations(model, self.config.train.activation_checkpointing)
+        self.flops_per_sample = self.task.flops_per_sample(model)
+        return model if divided else model.to(self.world.device)
+
+    def _open(self) -> None:
+        """What this process has for itself: the optimiser and averages of its weights, its part of the data."""
+        config, world = self.config, self.world
+        self.optimizer = build_optimizer(self.model, config.optimizer)
         if config.train.ema is not None:
             self.average = WeightAverage(self.model, config.train.ema, warmup=config.train.ema_warmup)
-        self.loader = task.loader(
+        self.loader = self.task.loader(
             rank=world.data_rank,
             world_size=world.data_size,
             sample=0,
             pin_memory=world.device.type == "cuda",
         )
-        self.batch: Batch = {}
 
     # A step ----------------------------------------------------------------------------------------------
 
@@ -179,9 +194,9 @@ class Engine:
             return {}
         return {prefix + plain_name(name): tensor for name, tensor in self.average.average.items()}
 
-    def export(self, file: Any) -> None:
-        """Weights, averaged ones if there are any, as one safetensors file."""
-        export_weights(self.model, file, self._averaged() or None, is_main=self.world.is_main)
+    def export(self, file: Path) -> Entry | None:
+        """Weights, averaged ones if there are any, as one safetensors file; the main process gets its checksum."""
+        return export_weights(self.model, file, self._averaged() or None, is_main=self.world.is_main)
 
     def close(self) -> None:
         """Stop reading ahead."""

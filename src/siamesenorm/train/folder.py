@@ -1,7 +1,7 @@
 """The folder of a run::
 
 config.yaml            the resolved configuration; `siamesenorm train` takes it as a recipe
-status.json            running, finished, diverged or interrupted; step, loss, last evaluation
+status.json            running, finished, diverged, interrupted or failed; step, loss, last evaluation
 metrics.jsonl          a line for every step and one for every evaluation
 events.jsonl           what happened: started, resumed, spikes, rollbacks, damaged checkpoints
 checkpoints/           training state
@@ -11,17 +11,26 @@ weights.safetensors    at the end, beside tokenizer.json, or images.json, evalua
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
-import shutil
+import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from siamesenorm.data.atomic import remove_partial, whole_file, write_json
+from pydantic import BaseModel, ConfigDict, Field
+
+from siamesenorm.data.atomic import sync_folder, whole_file, write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.listing import names_in
+from siamesenorm.data.reading import parse_json, read_model
+from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_tree
+from siamesenorm.data.replacement import Replacement
+from siamesenorm.train import checkpoint_folder
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import shown
@@ -31,12 +40,47 @@ from siamesenorm.train.yaml import write_yaml
 CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
 CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
 EXTRAS = ("wandb.json", "tokenizer.json", "tokenizer_config.json", "images.json", "evaluation.json", "confusion.csv")
-OWN = (STATUS, METRICS, EVENTS, CHECKPOINTS, WEIGHTS, TENSORBOARD, *EXTRAS)
+FILES = (STATUS, METRICS, EVENTS, WEIGHTS, *EXTRAS)
+FOLDERS = {CHECKPOINTS: checkpoint_folder.MADE, TENSORBOARD: re.compile(r"events\.out\.tfevents\..+")}
+OWN = (*FILES, *FOLDERS)
 """What --restart removes; the configuration is written over."""
 LOCK = ".lock"
+LEFT = re.compile(hidden_names("|".join(map(re.escape, (CONFIG, *FILES)))))
+"""Files that killed writers leave behind."""
+SECTIONS = {"task", "model", "data", "train", "optimizer", "schedule", "checkpoint", "logging", "parallel"}
+"""All of these are in a run's configuration, and not in one that somebody wrote for something else."""
 
-State = Literal["running", "finished", "diverged", "interrupted"]
+State = Literal["running", "finished", "diverged", "interrupted", "failed"]
 Mode = Literal["auto", "resume", "restart"]
+
+
+Count = Annotated[int, Field(ge=0, lt=2**62)]
+Figures = dict[str, float | None]
+
+
+class AsWritten(BaseModel):
+    """A file of a run: it may say more than is read of it, and what is read is as it was written."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class Status(AsWritten):
+    """What is read of status.json."""
+
+    state: str = ""
+    step: Count = 0
+    loss: float | None = None
+    evaluation: Figures = Field(default_factory=dict)
+    message: str = ""
+
+
+class Line(AsWritten):
+    """What is read of a line of metrics.jsonl."""
+
+    step: Count
+    loss: float | None = None
+    seconds: float | None = None
+    evaluation: Figures = Field(default_factory=dict)
 
 
 class RunFolder:
@@ -60,12 +104,11 @@ class RunFolder:
         return parse_config(load_recipe(self.path / CONFIG))
 
     def status(self) -> dict[str, Any]:
-        """What status.json says, nothing if it is not there."""
+        """What status.json says, nothing if it is not there or not sound."""
         try:
-            read = json.loads((self.path / STATUS).read_bytes())
-        except (OSError, ValueError):
+            return read_model(self.path / STATUS, Status, "run").model_dump(exclude_unset=True)
+        except DataError:
             return {}
-        return read if isinstance(read, dict) else {}
 
     def check(self, config: RunConfig, mode: Mode) -> None:
         """Raise if this configuration cannot be run here in this mode; writes nothing."""
@@ -83,6 +126,7 @@ class RunFolder:
             if not empty:
                 raise ConfigError(f"run: {str(self.path)!r} holds other files; it takes a new or empty folder or a run")
             return
+        self._check_names()
         if mode == "restart":
             return
         difference = differing_field(self.config().decisive(), config.decisive())
@@ -93,22 +137,69 @@ class RunFolder:
                 f"give another --run, or --restart to begin anew"
             )
 
+    def _check_names(self) -> None:
+        """Raise if something else has the name of the run's own files and folders, or its configuration is none."""
+        for name in (CONFIG, *FILES, *FOLDERS):
+            path, wanted = self.path / name, "folder" if name in FOLDERS else "file"
+            if os.path.lexists(path) and not (path.is_dir() if name in FOLDERS else path.is_file()):
+                raise ConfigError(f"run: {str(path)!r} is not allowed; a run has a {wanted} of that name")
+        if SECTIONS - load_recipe(self.path / CONFIG).keys():
+            raise ConfigError(f"run: {str(self.path)!r} holds other files; its {CONFIG} is not that of a run")
+
     def begin(self, config: RunConfig, mode: Mode) -> None:
-        """Make the folder, or clear it for a restart, and write the configuration."""
+        """Make the folder, or clear it for a restart, and write the configuration; all of it or nothing."""
         self.path.mkdir(parents=True, exist_ok=True)
-        remove_partial(self.path)
-        if mode == "restart":
-            for name in OWN:
-                target = self.path / name
-                shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+        self._clear_left()
         text = write_yaml(config.as_dict()).encode()
-        if not self.exists or (self.path / CONFIG).read_bytes() != text:
-            with whole_file(self.path / CONFIG) as file:
-                file.write(text)
+        try:
+            with Replacement() as swap:
+                if mode == "restart":
+                    self._set_aside(swap)
+                if not self.exists or (self.path / CONFIG).read_bytes() != text:
+                    swap.write(self.path / CONFIG, text)
+        except NotOurs as error:
+            raise ConfigError(f"run: {error}") from None
+        sync_folder(self.path)
+
+    def _clear_left(self) -> None:
+        """Remove what killed writers have left behind."""
+        remove_entries(self.path, LEFT)
+        for name, made in FOLDERS.items():
+            for left in filter(re.compile(hidden_names(name)).fullmatch, names_in(self.path)):
+                with contextlib.suppress(OSError):
+                    remove_tree(self.path / left, made)
+
+    def _set_aside(self, swap: Replacement) -> None:
+        """Take all that the run has written out of its place; a folder that is a link elsewhere is emptied."""
+        for name in FILES:
+            swap.set_aside(self.path / name)
+        for name, made in FOLDERS.items():
+            folder = self.path / name
+            if not folder.is_symlink():
+                swap.set_aside(folder, made)
+                continue
+            for inner in names_in(folder):
+                if not made.fullmatch(inner):
+                    raise NotOurs(f"{str(folder / inner)!r} was not made by this program; move it away")
+                swap.set_aside(folder / inner, checkpoint_folder.CHECKPOINT)
 
     def write_status(self, state: State, **facts: Any) -> None:
         """Replace status.json."""
-        write_json(self.path / STATUS, {"state": state, **plain_numbers(facts), "time": _now()})
+        value = {"state": state, **plain_numbers(facts), "time": _now()}
+        try:
+            write_json(self.path / STATUS, value)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._write_over(STATUS, json.dumps(value, ensure_ascii=False).encode())
+
+    def _write_over(self, name: str, content: bytes) -> None:
+        """Write where a small file lies already, which a full disk allows."""
+        with open(self.path / name, "r+b") as file:
+            if len(content) > os.fstat(file.fileno()).st_blocks * 512:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / name))
+            file.write(content)
+            file.truncate()
 
     def event(self, kind: str, step: int, message: str = "") -> None:
         """Add a line to events.jsonl."""
@@ -137,8 +228,9 @@ class RunFolder:
                 raise ConfigError(f"run: another process is training in {str(self.path)!r}; wait or stop it") from None
             yield
         finally:
-            if fresh and self.path.is_dir() and os.listdir(self.path) == [LOCK]:
-                shutil.rmtree(self.path)
+            if fresh:
+                with contextlib.suppress(OSError):  # a run has begun in it
+                    remove_tree(self.path, re.compile(re.escape(LOCK)))
             os.close(descriptor)
 
 
@@ -182,14 +274,19 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                record = json.loads(line)
+                record = parse_json(line, strict=False)
                 if line.endswith("\n") and isinstance(record["step"], int):
                     yield line, record
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """The records of a run folder's metrics.jsonl."""
-    return [record for _, record in read_lines(Path(path) / METRICS)]
+    """The records of a run folder's metrics.jsonl; lines that are not sound are left out."""
+    found: list[dict[str, Any]] = []
+    for _, record in read_lines(Path(path) / METRICS):
+        with contextlib.suppress(ValueError):
+            Line.model_validate(record)
+            found.append(record)
+    return found
 
 
 def plain_numbers(value: Any) -> Any:

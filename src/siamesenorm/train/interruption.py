@@ -1,17 +1,20 @@
-"""SIGTERM and the first Ctrl-C ask a run to stop; it saves at the end of its step. A second Ctrl-C ends it at once."""
+"""SIGTERM, SIGHUP and the first Ctrl-C ask a run to stop; it saves at the end of its step. A second Ctrl-C ends it."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-ASKING = (signal.SIGINT, signal.SIGTERM)
+ASKING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+Own = TypeVar("Own", bound="Interruption")
 
 
 class Interruption:
-    """While entered, remembers the signal that asked to stop."""
+    """While entered, remembers the signal that asked to stop. Signals that were ignored before (nohup) stay so."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -24,12 +27,18 @@ class Interruption:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
+            before = self._before.get(signal.SIGINT)
+            if callable(before):
+                before(number, frame)  # the command's, or Python's own: an exception
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
 
-    def __enter__(self) -> Interruption:
+    def __enter__(self: Own) -> Own:
         if threading.current_thread() is threading.main_thread():  # others get no signals
-            self._before = {number: signal.signal(number, self._take) for number in ASKING}
+            for number in ASKING:
+                if (before := signal.getsignal(number)) not in (signal.SIG_IGN, None):
+                    self._before[number] = before
+                    signal.signal(number, self._take)
         return self
 
     def __exit__(

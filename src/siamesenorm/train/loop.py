@@ -10,12 +10,12 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.tasks import find_task
+from siamesenorm.tasks import Task, find_task
+from siamesenorm.tasks.metrics import LEAST
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import Display, QuietDisplay
@@ -23,12 +23,12 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import DivergenceMonitor, Verdict, locate
 from siamesenorm.train.engine import Engine, Step
 from siamesenorm.train.epochs import in_steps
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
 from siamesenorm.train.recorder import Recorder
 from siamesenorm.train.trackers import check_trackers
+from siamesenorm.train.weights import check_weights
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,22 @@ def train(
     world = world or World.start(config.parallel)
     try:
         run = RunFolder(folder)
-        config = in_steps(config)
-        _together(world, lambda: _check(run, config, mode))
-        task = find_task(config.task)(config)
-        check_memory(config, task, world)
+        config = world.agree(lambda: in_steps(config))
+        world.agree_with_main(lambda: _check(run, config, mode))
         done = world.from_main(run.status() if run.exists and mode != "restart" else {})
         if done.get("state") in ("finished", "diverged"):
+            world.agree_with_main(lambda: check_weights(run) if (run.path / WEIGHTS).is_file() else None)
             return _finished(run, done)
         with contextlib.ExitStack() as stack:
-            _together(world, lambda: stack.enter_context(run.locked()))
+            there = world.from_main(run.path.is_dir())
+            if there:  # who trains there already is found before data are opened, which may take its time
+                world.agree_with_main(lambda: stack.enter_context(run.locked()))
+            task = world.agree(lambda: _open_task(config, world))
+            if not there:
+                world.agree_with_main(lambda: stack.enter_context(run.locked()))
             engine = Engine(config, task, world)  # finds what does not fit model or world, before anything is written
             stack.callback(engine.close)
-            _together(world, lambda: run.begin(config, mode))
+            world.agree_with_main(lambda: run.begin(config, mode))
             loop = Loop(engine, run, display or QuietDisplay())
             stack.callback(loop.close)
             return loop.run()
@@ -86,17 +90,10 @@ def _check(run: RunFolder, config: RunConfig, mode: Mode) -> None:
     check_trackers(config.logging)
 
 
-def _together(world: World, action: Callable[[], object]) -> None:
-    """Let the main process act, and all fail if it does."""
-    problem: str | None = None
-    if world.is_main:
-        try:
-            action()
-        except ConfigError as error:
-            problem = str(error)
-    problem = world.from_main(problem)
-    if problem is not None:
-        raise ConfigError(problem)
+def _open_task(config: RunConfig, world: World) -> Task:
+    task = find_task(config.task)(config)
+    check_memory(config, task, world)
+    return task
 
 
 def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
@@ -110,11 +107,12 @@ class Loop:
     def __init__(self, engine: Engine, run: RunFolder, display: Display) -> None:
         config, task, world = engine.config, engine.task, engine.world
         self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
-        self.recorder = Recorder(config, task, run, world, display)
-        self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, task.chance_loss())
-        self.store = CheckpointStore(
-            run.path / CHECKPOINTS, config.checkpoint.keep, world, report=lambda text: self._note("checkpoint", text)
-        )
+        self.recorder = world.agree(lambda: Recorder(config, task, run, world, display))
+        chance_loss = world.agree(task.chance_loss)
+        self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, chance_loss, task.chance)
+        self.store = CheckpointStore(run.path / CHECKPOINTS, config.checkpoint.keep, world, report=self._not_saved)
+        self.held_out = task.held_out_sizes()
+        self.problem: str | None = None
         self.step, self.seconds = 0, 0.0
         self.loss: float | None = None
         self.evaluation: dict[str, float] = {}
@@ -130,8 +128,18 @@ class Loop:
     def run(self) -> Result:
         """From where it stands to the end, a divergence or a signal."""
         self.restore()
-        self.recorder.start(self.step, self.engine)
-        self._status("running")
+        self.world.agree(lambda: self.recorder.start(self.step, self.engine))
+        self.world.agree(lambda: self._status("running"))
+        self._say_held_out()
+        if self.engine.compiled and self.step < self.config.steps:
+            self._note("compile", "blocks are compiled in the first step; that takes up to a minute, once")
+        try:
+            return self._steps()
+        except OSError as error:
+            self._fail(error)
+            raise
+
+    def _steps(self) -> Result:
         with Interruption() as interruption:
             while self.step < self.config.steps:
                 verdict = self.take_step()
@@ -145,6 +153,14 @@ class Loop:
                 if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
                     self.save()
             return self.end("finished")
+
+    def _say_held_out(self) -> None:
+        """A word of warning where held-out numbers will mean little."""
+        for of, size in self.held_out.items():
+            if size < LEAST[of]:
+                self._note(
+                    "held_out", f"{size:,} {of} to measure on are too few to tell runs apart; it takes {LEAST[of]:,}"
+                )
 
     def take_step(self) -> Verdict | None:
         """Compute the next step and take it, leave it out, or go back; a verdict that ends the run is returned."""
@@ -162,7 +178,7 @@ class Loop:
             return self.roll_back(verdict)
         if action == "go_on":
             self.engine.apply(step)
-            self.monitor.accept(computed.loss, verdict)
+            self.monitor.accept(computed.loss, verdict, computed.metrics.get(self.task.chance_of))
         skipped = verdict.kind if verdict is not None and action == "skip" else None
         self._finish_step(step, computed, started, skipped)
         return None
@@ -197,6 +213,7 @@ class Loop:
     def save(self, wait: bool = False) -> bool:
         """Begin to write a checkpoint of this step; the metrics up to it are on the disk before. False if it failed."""
         self.recorder.sync()
+        self.problem = None
         succeeded = self.store.save(self.step, self.engine.state(self._progress()), wait=wait)
         self.saved = self.step
         self._status("running")
@@ -215,8 +232,7 @@ class Loop:
         """Go on from the newest complete checkpoint; without one, from the first step."""
         checkpoint = self.store.latest()
         if checkpoint is None:
-            self.recorder.rewind(0)
-            self._note("started", "", 0)
+            self.world.agree(lambda: self._go_on_from(0, "started", ""))
             return False
         progress = self.store.load(checkpoint, self.engine.state({}))
         self.engine.restored(progress)
@@ -224,9 +240,12 @@ class Loop:
         self.step, self.loss = int(progress["step"]), progress.get("loss")
         self.seconds, self.evaluation = float(progress.get("seconds", 0)), progress.get("evaluation") or {}
         self.saved = self.step
-        self.recorder.rewind(self.step)
-        self._note("resumed", f"resumed at step {self.step}", self.step)
+        self.world.agree(lambda: self._go_on_from(self.step, "resumed", f"resumed at step {self.step}"))
         return True
+
+    def _go_on_from(self, step: int, event: str, message: str) -> None:
+        self.recorder.rewind(step)
+        self._note(event, message, step)
 
     def roll_back(self, verdict: Verdict | None) -> Verdict | None:
         """Go back to the last checkpoint and on with the data behind the bad batch."""
@@ -244,14 +263,14 @@ class Loop:
 
     def end(self, state: State, message: str = "", *, interruption: Interruption | None = None) -> Result:
         """Save what there is to save and say how it ended."""
-        succeeded = True
+        succeeded, facts = True, {}
         if state == "diverged":
             message = f"diverged at step {self.step + 1}: {message}"
         elif self.saved != self.step:
             succeeded = self.save(wait=True)
         succeeded = self.store.finish() and succeeded
         if state == "finished":
-            self._export()
+            facts = self._export()
             message = f"finished {self.step} steps"
         received = None if interruption is None else interruption.signal or signal.SIGTERM
         if received is not None:
@@ -259,21 +278,40 @@ class Loop:
             if not succeeded:
                 message = f"{received.name}: step {self.step} was not saved; the same command goes on from before it"
         self._note(state, message, self.step)
-        self._status(state, message=message)
+        self._status(state, message=message, **facts)
         return Result(state, self.step, self.loss, message, self.folder.path, self.evaluation, received)
 
-    def _export(self) -> None:
-        self.engine.export(self.folder.path / WEIGHTS)
-        if self.world.is_main:
-            self.task.save_extras(self.folder.path)
+    def _fail(self, error: OSError) -> None:
+        """Leave word of what the system refused, as far as it still lets us."""
+        reason = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        with contextlib.suppress(OSError):
+            self._status("failed", message=f"step {self.step}: {reason}; the same command goes on from the last save")
+
+    def _export(self) -> dict[str, Any]:
+        """Write the weights and what they need beside them; what status.json says of them."""
+        written = self.engine.export(self.folder.path / WEIGHTS)
+        if written is None:
+            return {}
+        self.task.save_extras(self.folder.path)
+        return {"weights": asdict(written)}
+
+    def _not_saved(self, sentence: str) -> None:
+        """A save has failed, or a checkpoint was found damaged."""
+        self.problem = sentence
+        self._note("checkpoint", sentence)
 
     def _status(self, state: State, **facts: Any) -> None:
+        if self.problem is not None:
+            facts["problem"] = self.problem
         self.recorder.status(
             state,
             step=self.step,
             steps=self.config.steps,
             loss=self.loss,
             evaluation=self.evaluation,
+            higher_is_better=self.task.directions(self.evaluation),
+            held_out=self.held_out,
+            chance_loss=self.monitor.chance_loss,
             seconds=round(self.seconds, 3),
             **facts,
         )

@@ -5,13 +5,14 @@ A folder with a manifest that its files agree with is a complete checkpoint; any
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from siamesenorm.data.atomic import sha256_of, write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import MissingError, read_object
 from siamesenorm.train.errors import ConfigError
 
 MANIFEST = "manifest.json"
@@ -56,11 +57,11 @@ class Manifest:
         """The manifest of a folder; raises `Damage`."""
         path = folder / MANIFEST
         try:
-            value = json.loads(path.read_bytes())
-        except FileNotFoundError:
+            value = read_object(path, "checkpoint")
+        except MissingError:
             raise Damage(f"{path} is missing") from None
-        except (OSError, ValueError) as error:
-            raise Damage(f"{path} cannot be read ({error})") from None
+        except DataError as error:
+            raise Damage(str(error).removeprefix("checkpoint: ")) from None
         try:
             return cls._parse(value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,8 +1,10 @@
-"""Whether a run fits into the machine's memory, asked before anything is made."""
+"""Whether a run fits into the machine's memory, or into what limits leave of it, asked before anything is made."""
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -25,20 +27,19 @@ class Need(NamedTuple):
 
 def check_memory(config: RunConfig, task: Task, world: World) -> None:
     """Raise if weights and optimiser, or one step's batch, cannot fit."""
-    free = free_memory(world.device)
-    if free is None:
+    room = free_memory(world.device, sharing(world))
+    if room is None:
         return
     need = least_memory(config, task, world)
-    machine = "this GPU" if world.device.type == "cuda" else "this machine"
-    if need.state > free:
+    if need.state > room.size:
         raise ConfigError(
             f"model: {task.parameters:,} parameters are not allowed here; with gradients and optimiser they need "
-            f"{gib(need.state)}, and {machine} has {gib(free)} free"
+            f"{gib(need.state)}, and {room}"
         )
-    if need.state + need.batch > free:
+    if need.state + need.batch > room.size:
         raise ConfigError(
             f"train.batch_size: {config.train.batch_size} is not allowed here; one part of the batch needs "
-            f"{gib(need.batch)} beside the model's {gib(need.state)}, and {machine} has {gib(free)} free; "
+            f"{gib(need.batch)} beside the model's {gib(need.state)}, and {room}; "
             f"raise train.accumulation, or lower batch_size or sequence_length"
         )
 
@@ -47,28 +48,108 @@ def least_memory(config: RunConfig, task: Task, world: World) -> Need:
     """A lower bound for one process."""
     copies = TRAINED + (config.train.ema is not None)
     shards = world.size if world.mode in ("fsdp", "tp") else world.group if world.mode == "hsdp" else 1
-    here = world.local_size if world.device.type == "cpu" else 1  # processes that share the memory
+    here = sharing(world)
     samples = config.train.batch_size / world.data_size
     activations = task.least_activations(config.train.activation_checkpointing != "none")
     batch = samples / config.train.accumulation * activations * FLOAT + samples * task.units_per_sample * 16
     return Need(here * copies * FLOAT * task.parameters / shards, here * batch)
 
 
-def free_memory(device: torch.device) -> float | None:
-    """Bytes that can be had, None where the system does not say."""
+def sharing(world: World) -> int:
+    """Processes that share the memory."""
+    return world.local_size if world.device.type == "cpu" else 1
+
+
+class Room(NamedTuple):
+    """Bytes that can be had, at most, by all processes that share them, and who says so."""
+
+    size: float
+    words: str
+
+    def __str__(self) -> str:
+        return self.words.format(gib(self.size))
+
+
+def free_memory(device: torch.device, processes: int = 1) -> Room | None:
+    """What can be had; None where the system does not say."""
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        return Room(float(torch.cuda.mem_get_info(device)[0]), "this GPU has {} free")
+    rooms = [machine_room(), group_room(), process_room(processes)]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def machine_room() -> Room | None:
+    """What the whole machine has."""
+    available = [line.split()[1] for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:")]
+    if available:
+        return Room(float(available[0]) * 1024, "this machine has {} free")
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return float(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return Room(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), "this machine has {} free")
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def process_room(processes: int = 1) -> Room | None:
+    """What ``ulimit -v`` leaves to processes of this one's size."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    pages = "".join(_lines(Path("/proc/self/statm"))).split()
+    used = int(pages[0]) * resource.getpagesize() if pages else 0
+    return Room(max(0.0, float(limit - used)) * processes, "ulimit -v leaves {}")
+
+
+def group_room(root: Path = Path("/")) -> Room | None:
+    """What the control groups that this process is in leave of their limits, version 1 or 2; page cache counts as free.
+
+    root: where proc and sys are mounted.
+    """
+    rooms = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        names = V1 if controllers else V2
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        folders = [top.joinpath(*parts[:count]) for count in range(len(parts) + 1)]  # a limit above counts as well
+        rooms += [room for room in map(names.room, folders) if room is not None]
+    return min(rooms, default=None)
+
+
+class GroupFiles(NamedTuple):
+    """How a version of control groups names its files."""
+
+    limit: str
+    used: str
+    cache: tuple[str, str]
+
+    def room(self, folder: Path) -> Room | None:
+        """What one group leaves; None where it has no limit."""
+        try:
+            limit, used = (int("".join(_lines(folder / name))) for name in (self.limit, self.used))
+        except ValueError:  # not there, or "max"
+            return None
+        fields = dict(line.split()[:2] for line in _lines(folder / "memory.stat") if len(line.split()) == 2)
+        cache = sum(int(fields.get(name, 0)) for name in self.cache)
+        return Room(max(0.0, float(limit - used + cache)), "this control group has {} free")
+
+
+V1 = GroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+V2 = GroupFiles("memory.max", "memory.current", ("active_file", "inactive_file"))
+
+
+def _lines(path: Path) -> list[str]:
+    """A system file's lines, none where it is not there."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def gib(size: float) -> str:

@@ -19,6 +19,7 @@ class Precision:
         self.device, self.dtype = device, DTYPES.get(config.precision)
         scaled = config.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=scaled, init_scale=2.0**16) if scaled else None
+        self._open = False  # gradients were unscaled, and their step is neither taken nor left out yet
 
     @property
     def gathered(self) -> torch.dtype | None:
@@ -36,16 +37,25 @@ class Precision:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients at their own size again, before they are clipped."""
+        """Gradients at their own size again, before they are clipped; a step that was not taken before is left out."""
         if self.scaler is not None:
+            if self._open:
+                self._set_scale(self.scaler.get_scale())
             self.scaler.unscale_(optimizer)
+            self._open = True
 
     def lower_scale(self) -> bool:
         """After an overflow: whether a lower scale is there to try next, in which case the step is only left out."""
         if self.scaler is None or self.scaler.get_scale() <= 1.0:
             return False
-        self.scaler.update(self.scaler.get_scale() / 2)
+        self._set_scale(self.scaler.get_scale() / 2)
         return True
+
+    def _set_scale(self, scale: float) -> None:
+        """The scale of the next step; the scaler forgets what it found in the gradients of this one."""
+        assert self.scaler is not None
+        self.scaler.update(scale)
+        self._open = False
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimiser's step, of which all gradients are known to be finite."""
@@ -54,6 +64,7 @@ class Precision:
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
+            self._open = False
 
     def state(self) -> dict[str, Any]:
         """The scale and its history."""

@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, create_model
 
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import read_text, reason_of
 from siamesenorm.tasks import TASKS, Task, find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
@@ -77,13 +79,11 @@ def read_recipe(recipe: str | Path) -> tuple[str, Path | None]:
     try:
         path = path / "config.yaml" if path.is_dir() else path
         if path.is_file():
-            with open(path, "rb") as file:
-                return file.read(LARGEST + 1).decode("utf-8"), path
-    except UnicodeDecodeError:
-        raise ConfigError(f"recipe: {shown(str(recipe))} is not UTF-8 text; it takes a YAML file") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"recipe: {shown(str(recipe))} cannot be read: {reason}") from None
+            return read_text(path, "recipe", LARGEST), path
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"recipe: {shown(str(recipe))} cannot be read: {reason_of(error)}") from None
     raise ConfigError(
         f"recipe: unknown name {shown(str(recipe))}, and no file of that name; known names: {', '.join(recipe_names())}"
     )

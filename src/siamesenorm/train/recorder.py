@@ -5,6 +5,7 @@ Every process has a recorder, so that the loop need not ask which one it is; onl
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from siamesenorm.tasks import Task
@@ -70,7 +71,8 @@ class Recorder:
     def note(self, kind: str, step: int, message: str) -> None:
         """Something happened: a line in events.jsonl, and on the screen where there is something to say."""
         if self.world.is_main:
-            self.folder.event(kind, step, message)
+            with contextlib.suppress(OSError):  # a full disk is no reason to end: what happened is said on the screen
+                self.folder.event(kind, step, message)
             if message:
                 self.display.note(kind, message)
 

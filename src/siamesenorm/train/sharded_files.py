@@ -8,7 +8,6 @@ checkpoint executes nothing.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.reading import read_object
 from siamesenorm.train.manifest import CheckpointError
 
 INDEX = "index.json"
@@ -42,10 +43,8 @@ class ShardWriter(FileSystemWriter):
             chunks = [_chunk_entry(chunk, places[MetadataIndex(name, chunk.offsets)]) for chunk in stored.chunks]
             dtype = str(stored.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "size": list(stored.size), "chunks": chunks}
-        with open(Path(self.path) / INDEX, "w") as file:
-            json.dump({"tensors": tensors}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        with whole_file(Path(self.path) / INDEX) as file:
+            file.write(json.dumps({"tensors": tensors}).encode())
 
 
 class ShardReader(FileSystemReader):
@@ -57,7 +56,7 @@ class ShardReader(FileSystemReader):
         stored: dict[str, Any] = {}
         places: dict[MetadataIndex, _StorageInfo] = {}
         try:
-            for name, entry in json.loads((folder / INDEX).read_text())["tensors"].items():
+            for name, entry in read_object(folder / INDEX, "checkpoint")["tensors"].items():
                 chunks = [
                     ChunkStorageMetadata(torch.Size(c["offsets"]), torch.Size(c["sizes"])) for c in entry["chunks"]
                 ]
@@ -66,7 +65,7 @@ class ShardReader(FileSystemReader):
                 for chunk in entry["chunks"]:
                     place = _StorageInfo(Path(chunk["file"]).name, int(chunk["start"]), int(chunk["length"]))
                     places[MetadataIndex(name, chunk["offsets"])] = place
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
             raise CheckpointError(f"{folder / INDEX}: this is not an index of shards ({error})") from None
         return Metadata(stored, storage_data=places, storage_meta=StorageMeta(load_id=self.load_id))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import math
 from pathlib import Path
 from typing import Any, Protocol
 
 from siamesenorm.data.atomic import write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import read_object
 from siamesenorm.train.config import LoggingConfig, RunConfig
 from siamesenorm.train.errors import ConfigError
 
@@ -75,8 +76,8 @@ class WeightsAndBiases:
         import wandb
 
         identity = None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            identity = str(json.loads((folder / WANDB).read_bytes())["id"])
+        with contextlib.suppress(DataError, KeyError):
+            identity = str(read_object(folder / WANDB, "run")["id"])
         self.run = wandb.init(
             project=project,
             name=folder.name,

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.reading import reason_of
+from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.models.lm import LanguageModel
-from siamesenorm.tasks import find_task
+from siamesenorm.tasks import distillation, find_task
 from siamesenorm.tasks.corpora import load_saved_tokenizer, tokenizer_of
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, RunFolder
+from siamesenorm.train.weights import check_weights
 
 
 @dataclass(frozen=True)
@@ -51,20 +54,21 @@ def open_trained(folder: Path | str, task: str | None = None) -> Trained:
         raise ConfigError(f"run: {str(folder)!r} is a run of {config.task}; it takes one of {task}")
     model = _empty_model(config)
     if (run.path / WEIGHTS).is_file():
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
+        check_weights(run)
+        tensors, _ = read_tensors(run.path / WEIGHTS, "run")
         try:
-            model.load_state_dict(load_file(run.path / WEIGHTS), assign=True)
-        except (SafetensorError, RuntimeError, OSError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(f"run: {str(run.path / WEIGHTS)!r} cannot be read: {reason}") from None
+            model.load_state_dict(tensors, assign=True)
+        except RuntimeError as error:
+            raise ConfigError(f"run: {str(run.path / WEIGHTS)!r} cannot be read: {reason_of(error)}") from None
         step = int(run.status().get("step") or config.steps)
     else:
         if any(tensor.is_meta for tensor in model.state_dict().values()):
             model.to_empty(device="cpu")
         step = _load_checkpoint(model, config, run)
     return Trained(model.requires_grad_(False).eval(), config, step, run.path)
+
+
+distillation.RUNS[:] = [lambda folder: open_trained(folder, "classification").model]
 
 
 def _empty_model(config: RunConfig) -> nn.Module:
@@ -115,3 +119,14 @@ def save_trained(trained: Trained, file: Path) -> None:
     tensors = {name: tensor.detach().contiguous() for name, tensor in trained.model.state_dict().items()}
     with whole_file(file) as out:
         out.write(save(tensors, metadata=metadata))
+
+
+def is_export(file: Path) -> bool:
+    """Whether a file was written by `save_trained`."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {"task", "config", "step"} <= (opened.metadata() or {}).keys()
+    except (SafetensorError, OSError):
+        return False

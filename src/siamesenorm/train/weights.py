@@ -1,16 +1,25 @@
-"""A model's weights in one safetensors file, whatever it was sharded in."""
+"""A model's weights in one safetensors file, whatever it was sharded in; whether a run's are still what it wrote."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import WEIGHTS, RunFolder
 from siamesenorm.train.layout import row_orders, usual_rows, whole
+from siamesenorm.train.manifest import Entry, check
 from siamesenorm.train.training_state import model_tensors
+
+log = logging.getLogger("siamesenorm")
+_told: set[Path] = set()
 
 
 @torch.no_grad()
@@ -34,11 +43,36 @@ def gather_weights(
 
 def export_weights(
     model: nn.Module, file: Path | str, tensors: Mapping[str, Tensor] | None = None, *, is_main: bool = True
-) -> None:
-    """Write weights as safetensors, whole or not at all; every process calls it, the main one writes."""
-    weights = gather_weights(model, tensors, keep=is_main)
-    if is_main:
-        from safetensors.torch import save
+) -> Entry | None:
+    """Write weights as safetensors, whole or not at all; every process calls it, the main one writes.
 
-        with whole_file(Path(file)) as out:
-            out.write(save(weights, metadata={"format": "pt"}))
+    Returns what was written, by size and checksum; None in the other processes.
+    """
+    weights = gather_weights(model, tensors, keep=is_main)
+    if not is_main:
+        return None
+    from safetensors.torch import save
+
+    content = save(weights, metadata={"format": "pt"})
+    with whole_file(Path(file)) as out:
+        out.write(content)
+    return Entry(len(content), hashlib.sha256(content).hexdigest())
+
+
+def check_weights(run: RunFolder) -> None:
+    """Raise if a run's exported weights are not those that it finished with, and that its figures are of.
+
+    Runs of earlier versions have no checksum in their status.json: that is said, once.
+    """
+    recorded: Any = run.status().get("weights")
+    if recorded is None:
+        if run.path.resolve() not in _told:
+            _told.add(run.path.resolve())
+            log.warning("%s: carries no checksum of its weights, which are taken as they are", run.path)
+        return
+    try:
+        damage = check(run.path, {WEIGHTS: Entry(int(recorded["size"]), str(recorded["sha256"]))})
+    except (KeyError, TypeError, ValueError):
+        damage = f"{run.path}: status.json has no checksum of {WEIGHTS} that can be read"
+    if damage is not None:
+        raise ConfigError(f"run: {damage}; bring back a sound copy, or train it again with --restart")

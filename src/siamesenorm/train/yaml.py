@@ -15,14 +15,17 @@ LARGEST = 2**20
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, with the scalars of YAML 1.2's core and without aliases."""
+    """Safe, with the scalars of YAML 1.2's core, without tags and aliases."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (PyYAML's own way to say it)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases: a few lines of them unfold to gigabytes."""
-        if self.check_event(yaml.AliasEvent):
+        """Refuse aliases, a few lines of which unfold to gigabytes, and tags, which make values of any kind."""
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not allowed")
+        if getattr(event, "tag", None) is not None:
+            raise yaml.YAMLError(f"tags ({event.tag[:40]}) are not allowed")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:

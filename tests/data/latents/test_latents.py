@@ -118,6 +118,15 @@ def test_other_work_in_the_folder_is_left_alone_unless_told(folder):
     assert {name for name in files(folder) if name.startswith("train")} == {"train-00000.npy", "train-00000-labels.npy"}
 
 
+def test_a_folder_of_other_things_is_not_written_to(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "train-00000.npy").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match=r"holds other files, such as 'train-00000\.npy'"):
+            encode_images(SPLITS, Blocks(), tmp_path / "out", **SETTINGS, overwrite=overwrite)
+    assert files(tmp_path / "out") == {"train-00000.npy": b"mine"}
+
+
 def test_half_precision_halves_the_files(folder, tmp_path):
     encode_images(SPLITS, Blocks(), tmp_path / "half", **SETTINGS, dtype="float16")
     small, large = open_latents(tmp_path / "half"), open_latents(folder)

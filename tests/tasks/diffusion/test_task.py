@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file
 from tests.data.images.files import some_pixels, write_folder
 
+from siamesenorm.lab.records import read_run
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.diffusion.data import to_bytes
 from siamesenorm.train.errors import ConfigError
@@ -87,9 +88,66 @@ def test_held_out_losses_are_on_fixed_noise_and_their_quarters_make_the_whole(tm
 
 def test_samples_are_compared_with_the_training_images(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    result = train(tiny("evaluation.every=6", "evaluation.samples=20", "sampling_steps=2"), tmp_path / "run")
+    sampled = ("evaluation.every=6", "evaluation.samples=20", "sampling_steps=2")
+    result = train(tiny(*sampled), tmp_path / "run")
     assert result.evaluation["frechet"] > 0
     assert 0 <= result.evaluation["sample_accuracy"] <= 1
+    assert set(result.evaluation) == set(make_task(*sampled).measures())
+    assert make_task(*sampled).held_out_sizes() == {"images": 359, "samples": 20}
+
+
+# Collapse -------------------------------------------------------------------------------------------------
+
+BLIND = {
+    "epsilon": (),
+    "velocity": ("diffusion.prediction=velocity",),
+    "flow": ("diffusion.prediction=flow", "learn_sigma=false"),
+}
+LONGER = ("steps=60", "history=5", "warmup=5", "train.batch_size=32", "kind=constant")
+
+
+@pytest.mark.parametrize("prediction", BLIND)
+def test_chance_is_the_loss_of_the_mean_picture_and_no_noise(prediction):
+    task = make_task(*BLIND[prediction])
+    batch = task.data.batch(np.arange(1000, dtype=np.int64))
+    kept = task.process.schedule.kept[(batch["time"] * 1000).long()].float().view(-1, 1, 1, 1)
+    clean, noise = batch["image"], batch["noise"]
+    target = {
+        "epsilon": noise,
+        "velocity": kept.sqrt() * noise - (1 - kept).sqrt() * clean,
+        "flow": noise - clean,
+    }[prediction]
+    known = {"epsilon": 0.0, "velocity": -(1 - kept).sqrt() * clean.mean(0), "flow": -clean.mean(0)}[prediction]
+    assert task.chance_loss() == pytest.approx(float(((target - known) ** 2).mean()), abs=0.03)
+    assert task.chance_loss() < float((target**2).mean()) + 0.03  # no worse than predicting zero
+
+
+@pytest.mark.parametrize("prediction", BLIND)
+def test_a_run_that_stays_at_its_trivial_loss_has_diverged(tmp_path, prediction):
+    result = train(tiny(*LONGER, *BLIND[prediction], "lr=1e-12"), tmp_path / "run")
+    assert result.state == "diverged"
+    assert result.message.endswith("is what a prediction that does not look at its input gives")
+
+
+def test_a_run_that_collapses_under_its_learning_rate_has_diverged(tmp_path):
+    """For real: its loss explodes, comes back to that of predicting nothing, and stays."""
+    result = train(tiny(*LONGER, "lr=0.3", "topology=pre", "spike=null"), tmp_path / "run")
+    assert result.state == "diverged"
+    losses = [record["mse"] for record in read_metrics(tmp_path / "run")]
+    assert max(losses) > 2
+    assert np.mean(losses[-10:]) == pytest.approx(1, abs=0.1)
+
+
+def test_a_run_that_learns_has_not(tmp_path):
+    result = train(tiny(*LONGER, "lr=5e-3"), tmp_path / "run")
+    assert result.state == "finished"
+
+
+def test_a_short_run_at_its_trivial_loss_is_no_result_of_a_report(tmp_path):
+    for name, lr in (("stuck", 1e-12), ("good", 5e-3)):
+        config = tiny("steps=40", "warmup=2", "train.batch_size=32", f"lr={lr}")  # too short for training to judge it
+        assert train(config, tmp_path / name).state == "finished"
+    assert [read_run(tmp_path / name).state for name in ("stuck", "good")] == ["stuck", "finished"]
 
 
 def test_real_images_are_nearer_than_noise_in_the_classifiers_features(tmp_path, monkeypatch):

@@ -6,14 +6,12 @@ from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from siamesenorm.data.errors import DataError
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
 from siamesenorm.tasks.fidelity.inception import FIDInception, resize
 from siamesenorm.tasks.fidelity.inception_weights import load_inception
 
 
 @pytest.fixture(scope="module")
 def torchvision_inception():
-    declare_missing_ops()
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)
     model = models.inception_v3(weights=None, num_classes=1008, aux_logits=False, init_weights=False).eval()

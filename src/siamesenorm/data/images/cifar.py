@@ -10,6 +10,7 @@ import numpy as np
 from siamesenorm.data.atomic import sha256_of
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ImageSet, Labels, Pixels, check_labels
+from siamesenorm.data.reading import read_text
 
 SIDE = 32
 PLANES = 3 * SIDE * SIDE
@@ -67,6 +68,6 @@ class CifarImages(ImageSet):
 
 
 def _class_names(path: Path, classes: int) -> tuple[str, ...]:
-    names = [name.strip() for name in path.read_text(encoding="utf-8").split("\n")] if path.is_file() else []
+    names = [name.strip() for name in read_text(path, "images").split("\n")] if path.is_file() else []
     names = [name for name in names if name]
     return tuple(names) if len(names) == classes else tuple(str(number) for number in range(classes))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from siamesenorm.data.columns import check_column, load_rows
 from siamesenorm.data.errors import DataError, import_extra
 from siamesenorm.data.images.imageset import ImageSet, Labels, Pixels
 from siamesenorm.data.images.pictures import decode
+from siamesenorm.data.reading import parse_json
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "class", "cls")
 
@@ -102,7 +102,7 @@ def _arrow_row(column: Any, number: int) -> Any:
 def _names_in(schema: Any, column: str) -> list[str] | None:
     """Names of classes that `datasets` has left in a parquet file's header."""
     try:
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        features = parse_json(schema.metadata[b"huggingface"], strict=False)["info"]["features"]
         names = features[column]["names"]
     except (TypeError, KeyError, ValueError):
         return None

@@ -11,6 +11,7 @@ import numpy as np
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ImageSet, Labels, Pixels
 from siamesenorm.data.images.pictures import ENDINGS, decode
+from siamesenorm.data.listing import walk
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "valid", "validation", "test")}
 PROBED = 64
@@ -70,7 +71,7 @@ class FolderImages(ImageSet):
 def _images_in(folder: Path) -> list[str]:
     """Paths relative to the folder's parent, in order."""
     found = []
-    for place, inner, files in os.walk(folder):
+    for place, inner, files in walk(folder):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         found += [
             os.path.relpath(os.path.join(place, file), folder.parent)

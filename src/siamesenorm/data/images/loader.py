@@ -49,7 +49,11 @@ class TrainingImages:
 
 
 class TestImages:
-    """Held-out images in their own order; each rank has every world_size-th."""
+    """Held-out images in their own order; each rank has every world_size-th.
+
+    ``counted`` in a batch says which images are to be measured. A rank with an image less than others gets the first
+    one once more, uncounted: a sharded model takes all ranks for a pass, so that all must have as many batches.
+    """
 
     __test__ = False  # pytest takes the name for one of its own
 
@@ -64,11 +68,18 @@ class TestImages:
     def batches(self, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """All of a rank's images, so many at a time."""
         mine = self.numbers[rank::world_size]
+        counted = np.ones(mine.size, dtype=bool)
+        if mine.size < -(-self.numbers.size // world_size):
+            mine, counted = np.append(mine, self.numbers[0]), np.append(counted, False)
         generator = np.random.default_rng(0)
         for start in range(0, mine.size, size):
             part = mine[start : start + size]
             seen = [self.transform(self.images[int(number)], generator) for number in part]
-            yield {"image": torch.from_numpy(np.stack(seen)), "label": torch.from_numpy(self.images.labels[part])}
+            yield {
+                "image": torch.from_numpy(np.stack(seen)),
+                "label": torch.from_numpy(self.images.labels[part]),
+                "counted": torch.from_numpy(counted[start : start + size]),
+            }
 
 
 class ImageLoader(Batches):

@@ -12,6 +12,7 @@ from siamesenorm.data.images.digits import digits
 from siamesenorm.data.images.folder import FolderImages, split_folder
 from siamesenorm.data.images.idx import FASHION, idx_file, open_idx
 from siamesenorm.data.images.imageset import SPLITS, ImageSet, Split, hold_out
+from siamesenorm.data.reading import named_path
 
 HUB = "hf:"
 DIGITS = "digits"
@@ -43,7 +44,7 @@ def open_images(
     """
     if split not in SPLITS:
         raise DataError(f"split: {split!r} is not allowed; it takes {', '.join(SPLITS)}")
-    name, path = str(source), Path(source)
+    name, path = str(source), named_path(source, "images")
     columns: dict[str, Any] = {"column": image_column, "label": label_column, "channels": channels}
     if name.startswith(HUB):
         return _open_hub(name.removeprefix(HUB), split, held_out, columns)

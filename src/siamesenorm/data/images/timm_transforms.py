@@ -17,10 +17,10 @@ from siamesenorm.data.images.transforms import Interpolation, Scale, Seen
 
 
 def import_timm(module: str, purpose: str) -> Any:
-    """A module of timm, also beside a torchvision that was built for another torch."""
-    from siamesenorm.interop.torchvision_ops import declare_missing_ops
+    """A module of timm."""
+    from siamesenorm.data.torchvision_ops import check_torchvision
 
-    declare_missing_ops()
+    check_torchvision()
     return import_extra(module, purpose, "vision")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -14,15 +14,30 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from siamesenorm.data.atomic import locked_folder, remove_partial, sha256_matches, sha256_of, whole_file, write_json
+from siamesenorm.data.atomic import locked_folder, sha256_matches, sha256_of, whole_file, write_json
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ImageSet, Pixels
 from siamesenorm.data.images.transforms import CentreCrop, Scale
 from siamesenorm.data.index import INDEX, PROGRESS
-from siamesenorm.data.latents.index import FORMAT, LatentIndex, LatentShard, read_latent_index, write_latent_index
+from siamesenorm.data.latents.index import (
+    FORMAT,
+    LatentIndex,
+    LatentShard,
+    read_latent_index,
+    verify_latents,
+    write_latent_index,
+)
+from siamesenorm.data.listing import names_in
+from siamesenorm.data.reading import read_json, read_object
+from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_file, remove_tree
+from siamesenorm.data.resume import REPLACEMENT, check_replaceable, foreign_file, take_place
 
 SHARD_IMAGES = 4096
-SHARD_NAME = re.compile(r"(train|test)-\d{5,}(-labels)?\.npy")
+NAMES = r"(?:train|test)-\d{5,}(?:-labels)?\.npy|index\.json"
+RECORD_NAMES = rf"(?:train|test)-\d{{5,}}\.json|{FORMAT}\.json"
+RECORDS = re.compile(rf"{RECORD_NAMES}|{hidden_names(RECORD_NAMES)}")
+MADE = re.compile(rf"{NAMES}|{hidden_names(NAMES)}|\.progress(?:/(?:{RECORDS.pattern}))?")
+"""What an encoding writes: records of finished shards, and all in its folder."""
 DType = Literal["float32", "float16"]
 DTYPES: dict[str, DType] = {"float32": "float32", "float16": "float16"}
 Splits = dict[Literal["train", "test"], ImageSet]
@@ -67,17 +82,21 @@ def encode_images(
         raise DataError(f"size: {size} is not allowed; this autoencoder takes a multiple of {encoder.downscale}")
     plan = _plan(splits, encoder, (size, flip, dtype, batch, shard_images))
     out.mkdir(parents=True, exist_ok=True)
+    other = foreign_file(out, FORMAT, RECORDS)
+    if other is not None:
+        raise DataError(f"out: {str(out)!r} holds other files, such as {other!r}; name an empty folder")
     with locked_folder(out):
-        _prepare(out, plan, overwrite)
+        place = _place(out, plan, overwrite)
+        _begin(place, plan)
         made: dict[Literal["train", "test"], list[LatentShard]] = {}
         for split, images in splits.items():
             made[split] = []
             for number, start in enumerate(range(0, len(images), shard_images)):
                 numbers = range(start, min(start + shard_images, len(images)))
                 name = f"{split}-{number:05d}"
-                shard = _kept(out, name)
+                shard = _kept(place, name)
                 if shard is None:
-                    shard = _encode_shard(out, name, images, numbers, encoder, size, flip, dtype, batch, progress)
+                    shard = _encode_shard(place, name, images, numbers, encoder, size, flip, dtype, batch, progress)
                 else:
                     progress(len(numbers))
                 made[split].append(shard)
@@ -96,8 +115,11 @@ def encode_images(
             class_names=list(first.class_names),
             splits=made,
         )
-        write_latent_index(out, index)
-        shutil.rmtree(out / PROGRESS, ignore_errors=True)
+        write_latent_index(place, index)
+        with contextlib.suppress(NotOurs):
+            remove_tree(place / PROGRESS, RECORDS)
+        if place != out:
+            take_place(place, out, MADE)
     return index
 
 
@@ -106,49 +128,63 @@ def _plan(splits: Splits, encoder: Encoder, settings: tuple[Any, ...]) -> str:
     return hashlib.sha256(json.dumps([images, encoder.fingerprint, encoder.scale, settings]).encode()).hexdigest()
 
 
-def _prepare(out: Path, plan: str, overwrite: bool) -> None:
-    """Make the folder ready for a plan: as it is if it holds work of the same one, else emptied where allowed."""
-    records = out / PROGRESS
-    remove_partial(out)
-    plans = {_plan_of(path) for path in (*records.glob("*.json"), *out.glob(INDEX))}
-    if plans - {plan}:
-        if not overwrite:
-            raise DataError(
-                f"out: {str(out)!r} holds other work (other images, weights or settings); "
-                "name another folder, or set overwrite"
-            )
-        _clear(out)
+def _place(out: Path, plan: str, overwrite: bool) -> Path:
+    """Where to write: the folder itself, or one in it where other latents are, which stay until these are whole."""
+    remove_entries(out, re.compile(hidden_names(NAMES)))
+    if not _plans(out) - {plan}:
+        return out
+    if not overwrite:
+        raise DataError(
+            f"out: {str(out)!r} holds other work (other images, weights or settings); "
+            "name another folder, or set overwrite"
+        )
+    check_replaceable(out, MADE)
+    place = out / REPLACEMENT if (out / INDEX).exists() else out
+    place.mkdir(exist_ok=True)
+    if _plans(place) - {plan}:
+        _clear(place)
+    return place
+
+
+def _plans(folder: Path) -> set[str | None]:
+    records = [folder / PROGRESS / name for name in names_in(folder / PROGRESS) if name.endswith(".json")]
+    return {_plan_of(path) for path in (*records, folder / INDEX) if path.exists()}
+
+
+def _begin(place: Path, plan: str) -> None:
+    """Make ready for a plan; the shards of a whole folder of it are as good as those of an unfinished one."""
+    records = place / PROGRESS
     records.mkdir(exist_ok=True)
     write_json(records / f"{FORMAT}.json", {"plan": plan})
-    if (out / INDEX).exists():
-        for shard in (shard for shards in read_latent_index(out).splits.values() for shard in shards):
+    if (place / INDEX).exists():
+        for shard in (shard for shards in read_latent_index(place).splits.values() for shard in shards):
             write_json(records / f"{Path(shard.file).stem}.json", {"plan": plan, "shard": shard.model_dump()})
-        (out / INDEX).unlink()  # a damaged shard is made again, and until then the folder is not whole
+        if verify_latents(place)[0]:
+            remove_file(place / INDEX)  # a damaged shard is made again, and until then the folder is not whole
 
 
-def _clear(out: Path) -> None:
+def _clear(place: Path) -> None:
     """Remove other work, the index first: what is left at any moment is never taken for a whole folder."""
-    (out / INDEX).unlink(missing_ok=True)
-    shutil.rmtree(out / PROGRESS, ignore_errors=True)
-    for path in list(out.iterdir()):
-        if SHARD_NAME.fullmatch(path.name):
-            path.unlink()
+    (place / PROGRESS).mkdir(exist_ok=True)
+    remove_file(place / INDEX)
+    remove_entries(place, MADE)
+    remove_tree(place / PROGRESS, RECORDS)
 
 
 def _plan_of(path: Path) -> str | None:
     try:
-        found = json.loads(path.read_bytes())
-    except ValueError:
+        found = read_object(path, "out").get("plan")
+    except DataError:
         return None
-    return found.get("plan") if isinstance(found, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _kept(out: Path, name: str) -> LatentShard | None:
     """An earlier run's shard, if it is whole."""
     try:
-        record = json.loads((out / PROGRESS / f"{name}.json").read_bytes())
-        shard = LatentShard.model_validate(record["shard"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError, ValidationError):
+        record = read_object(out / PROGRESS / f"{name}.json", "out")
+        shard = LatentShard.model_validate(record.get("shard"))
+    except (DataError, ValidationError):
         return None
     sound = sha256_matches(out / shard.file, shard.sha256) and sha256_matches(out / shard.labels, shard.labels_sha256)
     return shard if sound else None
@@ -185,6 +221,6 @@ def _encode_shard(
         labels=labels,
         labels_sha256=sha256_of(out / labels),
     )
-    record = json.loads((out / PROGRESS / f"{FORMAT}.json").read_bytes())
+    record = read_json(out / PROGRESS / f"{FORMAT}.json", "out")
     write_json(out / PROGRESS / f"{name}.json", {**record, "shard": shard.model_dump()})
     return shard

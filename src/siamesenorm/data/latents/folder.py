@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from siamesenorm.data.arrays import map_array
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ImageSet, Labels, Split, check_labels
 from siamesenorm.data.latents.index import LatentIndex, LatentShard, is_latents, read_latent_index
@@ -92,8 +93,8 @@ class LatentImages(ImageSet):
 
 def _load(path: Path) -> NDArray[Any]:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        return map_array(path, "latents")
+    except DataError:
         raise DataError(f"latents: {str(path)!r} is damaged or missing; encode the images again to mend it") from None
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from siamesenorm.data.atomic import sha256_matches, write_json
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.index import INDEX, PROGRESS, Entry, FileName, Hash
+from siamesenorm.data.reading import MissingError, named_path, read_json, read_model
 
 FORMAT = "siamesenorm-latents"
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, lt=2**62)]
 
 
 class LatentShard(Entry):
@@ -59,10 +59,10 @@ class LatentIndex(Entry):
 
 def is_latents(folder: str | Path) -> bool:
     """Whether a folder holds latents, whole or not."""
-    path = Path(folder)
+    path = named_path(folder, "latents")
     try:
-        return json.loads((path / INDEX).read_bytes()).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
+        return read_json(path / INDEX, "latents").get("format") == FORMAT
+    except (DataError, AttributeError):
         return (path / PROGRESS / f"{FORMAT}.json").is_file()
 
 
@@ -70,15 +70,11 @@ def read_latent_index(folder: str | Path) -> LatentIndex:
     """The index of a folder of latents."""
     path = Path(folder) / INDEX
     try:
-        return LatentIndex.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+        return read_model(path, LatentIndex, "latents")
+    except MissingError:
         if (path.parent / PROGRESS).is_dir():
             raise DataError(f"latents: {str(folder)!r} is unfinished; encode the same images again to go on") from None
         raise DataError(f"latents: {str(folder)!r} is not a folder of latents; it has no {INDEX}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole file"
-        raise DataError(f"latents: {str(path)!r} is damaged at {where}: {first['msg']}") from None
 
 
 def write_latent_index(folder: Path, index: LatentIndex) -> None:

@@ -5,10 +5,10 @@ pipeline = ResidualDiTPipeline.from_pretrained("digits/")
 pipeline(class_labels=[3, "7"], guidance_scale=2.0).images[0]
 """
 
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from siamesenorm.data.torchvision_ops import check_torchvision
 
 try:
-    declare_missing_ops()
+    check_torchvision()
     import diffusers as _diffusers  # noqa: F401
 except ImportError as error:
     raise ImportError("diffusers is needed here: pip install 'siamesenorm[diffusion]'", name=error.name) from None

@@ -9,6 +9,7 @@ from siamesenorm.interop.autoencoder import load_autoencoder
 from siamesenorm.interop.diffusers.model import ResidualDiTModel
 from siamesenorm.interop.diffusers.pipeline import ResidualDiTPipeline
 from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.staging import staged
 from siamesenorm.models.dit import DiT
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.diffusion.sampling import Sampler, make_scheduler, usual_sampler
@@ -43,9 +44,12 @@ def export(
     class_names: Sequence[str] | None = None,
     vae: Path | None = None,
     clip: bool = False,
+    overwrite: bool = False,
 ) -> None:
-    """Write a folder that `ResidualDiTPipeline.from_pretrained` loads."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InteropError(f"target: {str(folder)!r} is not allowed; it takes a folder that is empty or not there")
+    """Write a folder that `ResidualDiTPipeline.from_pretrained` loads; it appears when it is complete.
+
+    overwrite: replace an earlier export in its place; nothing else is replaced.
+    """
     pipeline = pipeline_of(model, process, class_names=class_names, vae=vae, clip=clip)
-    pipeline.save_pretrained(folder, safe_serialization=True)
+    with staged(folder, overwrite) as place:
+        pipeline.save_pretrained(place, safe_serialization=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor
 
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.dit_config import DiTConfig
 
@@ -45,6 +49,27 @@ class ResidualDiTModel(ModelMixin, ConfigMixin):
         super().__init__()
         given = {name: self.config[name] for name in DiTConfig.model_fields}
         self.dit = DiT(DiTConfig.model_validate(given))
+
+    @classmethod
+    def from_config(cls, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As diffusers has it, but the configuration of another model is refused: its fields would be ignored."""
+        if isinstance(config, Mapping):
+            said = config.get("_class_name", cls.__name__)
+            unknown = [name for name in config if not name.startswith("_") and name not in DiTConfig.model_fields]
+            if said != cls.__name__:
+                raise InteropError(f"config: _class_name {said!r} is not allowed; it takes {cls.__name__!r}")
+            if unknown:
+                raise InteropError(f"config: {unknown[0]} = {config[unknown[0]]!r} is no field of a {cls.__name__}")
+        return super().from_config(config, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As diffusers has it, but a weight that is missing or has no place is refused instead of left out."""
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        for what in ("missing", "unexpected"):
+            if found := sorted(info[f"{what}_keys"]):
+                raise InteropError(f"weights: {len(found)} are {what} for a {cls.__name__}, such as {found[0]!r}")
+        return (model, info) if output_loading_info else model
 
     @classmethod
     def of(cls, model: DiT) -> ResidualDiTModel:

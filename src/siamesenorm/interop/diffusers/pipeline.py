@@ -18,6 +18,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from siamesenorm.interop.diffusers.model import ResidualDiTModel
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.tasks.diffusion.sampling import Sampler, guided
 
 OUTPUTS = ("pil", "np", "pt", "latent")
@@ -43,6 +44,9 @@ class ResidualDiTPipeline(DiffusionPipeline):
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
+        model = getattr(transformer, "_orig_mod", transformer)  # what torch.compile wraps
+        if model is not None and not isinstance(model, ResidualDiTModel):
+            raise InteropError(f"transformer: {type(model).__name__} is not allowed; it takes a ResidualDiTModel")
         self.register_modules(transformer=transformer, scheduler=scheduler, vae=vae)
         self.register_to_config(class_names=None if class_names is None else list(class_names))
 

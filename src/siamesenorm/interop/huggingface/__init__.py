@@ -6,18 +6,18 @@
     model = AutoModelForCausalLM.from_pretrained(directory)
 """
 
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from siamesenorm.data.torchvision_ops import check_torchvision
 
 try:
-    declare_missing_ops()  # transformers imports torchvision where it is installed
+    check_torchvision()  # transformers imports it where it is installed
     import transformers
 except ImportError:
     raise ImportError(
-        "transformers 5 or newer is needed here: pip install 'siamesenorm[hf]'", name="transformers"
+        "transformers 5.16 or newer is needed here: pip install 'siamesenorm[hf]'", name="transformers"
     ) from None
-if int(transformers.__version__.split(".")[0]) < 5:
+if [int(part) for part in transformers.__version__.split(".")[:2]] < [5, 16]:
     raise ImportError(
-        f"transformers {transformers.__version__} is installed, 5 or newer is needed: pip install 'siamesenorm[hf]'",
+        f"transformers {transformers.__version__} is installed, 5.16 or newer is needed: pip install 'siamesenorm[hf]'",
         name="transformers",
     )
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.models.lm_config import LMConfig
 
 # LMConfig's name to transformers'. What is not here has the same name in both.
@@ -62,6 +63,8 @@ class SiameseNormConfig(PreTrainedConfig):
     dropout: float = 0.0
     z_weight: float = 0.0
     init: str = "mitchell"
+    first_logits: str | None = None
+    """As in `LMConfig`; None is its default, or in a config.json from before this field what it was then: small."""
     initializer_range: float = 0.02
     moe: dict[str, Any] | None = None
 
@@ -74,12 +77,36 @@ class SiameseNormConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Resolve what follows from other fields; tools expect numbers here."""
+        """Resolve what follows from other fields; tools expect numbers here. Another model's fields are refused."""
+        self.check_type(kwargs.get("model_type", self.model_type), "config")
+        if self.first_logits is None:
+            is_read = "model_type" in kwargs  # a config.json names it, Python code does not
+            self.first_logits = "small" if is_read else "standard"
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What config.json says: what differs from the defaults, and always how large the first logits are."""
+        return {**super().to_diff_dict(), "first_logits": self.first_logits}
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: Any, **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The fields of a folder's config.json, which must be one of ours: others would give a fresh model."""
+        found, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        cls.check_type(found.get("model_type"), repr(str(pretrained_model_name_or_path)))
+        return found, rest
+
+    @classmethod
+    def check_type(cls, model_type: Any, source: str) -> None:
+        """Raise where a configuration is that of another kind of model."""
+        if model_type != cls.model_type:
+            said = f"model_type {model_type!r}" if model_type is not None else "no model_type"
+            raise InteropError(f"{source} has {said}; {cls.__name__} takes {cls.model_type!r}")
 
     @classmethod
     def from_lm_config(cls, config: LMConfig, **kwargs: Any) -> SiameseNormConfig:

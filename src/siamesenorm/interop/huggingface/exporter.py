@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.huggingface.bundle import AUTO_MAP, bundled_files
 from siamesenorm.interop.huggingface.convert import from_language_model
 from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM
@@ -37,7 +36,7 @@ def export(
 ) -> Path:
     """Write config.json, generation_config.json, safetensors, the tokenizer's files and the model's source.
 
-    directory: made anew; one that holds files already is only replaced with `overwrite`.
+    directory: made anew; an earlier export in its place is replaced with `overwrite`, nothing else is.
     tokenizer: transformers' own, one of `siamesenorm.data`, or ``"byte"`` for a model trained on bytes. Its special
     tokens go into the configs.
     remote_code: whether the source is added, so that ``trust_remote_code=True`` loads the folder anywhere.
@@ -45,13 +44,11 @@ def export(
     The folder appears when it is complete and not before.
     """
     target = Path(directory)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
-        raise InteropError(f"directory: {str(target)!r} exists and is not empty; choose another or overwrite it")
     made = model if isinstance(model, SiameseNormForCausalLM) else from_language_model(model)
     reading = None if tokenizer is None else for_transformers(tokenizer, made.config.vocab_size)
     if dtype not in (None, made.dtype):
         made = copy.deepcopy(made).to(dtype)
-    with staged(target) as folder:
+    with staged(target, overwrite) as folder:
         with described(made, reading, AUTO_MAP if remote_code else None):
             made.save_pretrained(folder, max_shard_size=max_shard_size)
         if reading is not None:

@@ -24,10 +24,10 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.huggingface.blocks import HiddenState, SiameseNormAttention, SiameseNormBlock, offloaded
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.sharing import assemble
@@ -68,6 +68,21 @@ class SiameseNormPreTrainedModel(PreTrainedModel):
         "hidden_states": HiddenState,
         "attentions": SiameseNormAttention,
     }
+
+    def __init__(self, config: SiameseNormConfig) -> None:
+        SiameseNormConfig.check_type(getattr(config, "model_type", None), type(config).__name__)
+        super().__init__(config)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers has it, but where no block finds a weight of its own that is refused: all would be fresh."""
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        blocks = {name for name, _ in model.named_parameters() if "layers." in name}
+        fresh = kwargs.get("state_dict") == {}  # nothing to load: first weights are what was asked for
+        if blocks <= set(info["missing_keys"]) and not fresh:
+            source = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+            raise InteropError(f"{str(source)!r} has no weight for a block of {cls.__name__}; it is another model's")
+        return (model, info) if output_loading_info else model
 
 
 class Parts(LanguageModel):
@@ -220,7 +235,7 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
         hidden, loss, logits = outputs.last_hidden_state, None, None
         wants_loss = labels is not None or shift_labels is not None
         if not wants_loss or not self.training or self.config.training_logits:
-            logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
+            logits = self.lm_head(kept_positions(hidden, logits_to_keep))
         if wants_loss:
             if shift_labels is None and labels is not None:
                 shift_labels = next_tokens(labels)
@@ -266,3 +281,15 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
 def next_tokens(labels: Tensor) -> Tensor:
     """Labels moved by one: what each token must predict; the last has nothing to."""
     return F.pad(labels, (0, 1), value=IGNORED_LABEL)[..., 1:]
+
+
+def kept_positions(hidden: Tensor, keep: int | Tensor) -> Tensor:
+    """What `logits_to_keep` means: so many last positions (0: all), the same positions of every row, or a row's own.
+
+    A row's own are positions (rows, kept), or a mask (rows, length), whose positions come in one flat list.
+    """
+    if isinstance(keep, int):
+        return hidden[:, -keep:]
+    if keep.dim() < 2:
+        return hidden[:, keep]
+    return hidden[keep] if keep.dtype == torch.bool else hidden.take_along_dim(keep[..., None], dim=1)

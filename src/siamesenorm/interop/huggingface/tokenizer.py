@@ -8,6 +8,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tokenizer import PADDING, ByteTokenizer
 from siamesenorm.interop.errors import InteropError
 
@@ -35,7 +36,7 @@ def byte_tokenizer(vocab_size: int = ByteTokenizer.vocab_size) -> PreTrainedToke
     ours = ByteTokenizer()
     if vocab_size >= ours.vocab_size:
         return as_fast(ours.to_json(), ours.eos_token)
-    plain = json.loads(ours.to_json())
+    plain = parse_json(ours.to_json())
     plain["added_tokens"] = []
     plain["model"]["vocab"] = {sign: byte for sign, byte in plain["model"]["vocab"].items() if byte < BYTES}
     return as_fast(json.dumps(plain), None)

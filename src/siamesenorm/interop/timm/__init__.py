@@ -2,16 +2,16 @@
 
 ::
 
-    import siamesenorm.interop.timm  # first: beside a torchvision built for another torch, timm needs it
+    import siamesenorm.interop.timm
     import timm
 
     model = timm.create_model("deit_tiny_patch16_224_siamese", num_classes=10, drop_path_rate=0.1)
 """
 
-from siamesenorm.interop.torchvision_ops import declare_missing_ops
+from siamesenorm.data.torchvision_ops import check_torchvision
 
 try:
-    declare_missing_ops()
+    check_torchvision()
     import timm as _timm  # noqa: F401
 except ImportError as error:
     if error.name not in ("timm", "torchvision"):

@@ -10,15 +10,19 @@ from torch import Tensor, nn
 
 from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.official_deit import deit_names, load_deit
+from siamesenorm.interop.renaming import check_keys
 from siamesenorm.models.positions import resample_positions, square_grid
 from siamesenorm.models.vit import VisionTransformer
+
+HEADS = ("head.", "head_dist.")
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: VisionTransformer) -> dict[str, Tensor]:
     """A checkpoint's tensors under the names and with the positions of `model`, for timm's loading functions.
 
     It takes our own names, timm's (for Pre-Norm) and the official ones (for SiameseNorm), and positions of another
-    square image. ``timm.models.load_checkpoint(model, path, filter_fn=checkpoint_filter_fn)``, and
+    square image; heads apart, a checkpoint that lacks tensors or has others is refused, also where timm would take
+    what fits. ``timm.models.load_checkpoint(model, path, filter_fn=checkpoint_filter_fn)``, and
     ``create_model(..., pretrained=True, pretrained_cfg_overlay={"file": path})`` does so by itself.
     """
     for wrapper in ("model", "state_dict"):
@@ -28,6 +32,7 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Any], model: VisionTransformer
     if any(".attn.qkv." in key for key in state):
         ours = {theirs: name for name, theirs in deit_names(model).items()}
         state = {ours.get(key, key): value for key, value in state.items()}
+    check_keys(*({key for key in keys if not key.startswith(HEADS)} for keys in (model.state_dict(), state)))
     positions = state.get("pos_embed")
     if positions is not None and positions.shape[1] != model.config.tokens:
         prefix = model.config.prefix_tokens

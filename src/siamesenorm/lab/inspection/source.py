@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import hashlib
 import importlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from siamesenorm.data import ValidationData
 from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import make_batch
+from siamesenorm.data.reading import read_json, read_object
 from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
+from siamesenorm.interop.reading import read_by_others
 from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.image_source import open_images_of
 from siamesenorm.lab.inspection.subject import LossFunction
@@ -125,10 +126,9 @@ def _open_run(folder: Path) -> Opened:
 def is_huggingface(folder: Path) -> bool:
     """Whether a folder holds a model that this package exported."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+        return read_object(folder / "config.json", "run", strict=False).get("model_type") == MODEL_TYPE
+    except DataError:
         return False
-    return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
 
 
 def _open_huggingface(folder: Path) -> Opened:
@@ -143,14 +143,12 @@ def _open_huggingface(folder: Path) -> Opened:
     shows_progress = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        loaded = package.SiameseNormForCausalLM.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # whatever transformers and safetensors say of a damaged folder
-        reason = " ".join(str(error).split())[:200]
-        raise InspectionError(f"run: {str(folder)!r} cannot be read: {reason}") from None
+        with read_by_others("run", folder):
+            loaded = package.SiameseNormForCausalLM.from_pretrained(str(folder), local_files_only=True)
+            model: LanguageModel = package.to_language_model(loaded).float().eval()
     finally:
         if shows_progress:
             logging.enable_progress_bar()
-    model: LanguageModel = package.to_language_model(loaded).float().eval()
     if (folder / FILE).is_file():
         tokenizer = load_tokenizer(folder / FILE, _end_token(folder))
     elif model.config.vocab_size == ByteTokenizer.vocab_size:
@@ -164,8 +162,8 @@ def _open_huggingface(folder: Path) -> Opened:
 def _end_token(folder: Path) -> str | None:
     """The token that ends a document, as tokenizer_config.json names it: as text, or as an object with its text."""
     try:
-        token = json.loads((folder / "tokenizer_config.json").read_bytes())["eos_token"]
-    except (OSError, ValueError, KeyError, TypeError):
+        token = read_json(folder / "tokenizer_config.json", "run", strict=False)["eos_token"]
+    except (DataError, LookupError, TypeError):
         return None
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None

@@ -2,6 +2,9 @@
 
 PyTorch takes mean and variance for constants when its derivative is differentiated again in forward mode or under
 `vmap` (pytorch/pytorch issue 196700): `torch.func.hessian` would be off without a word.
+
+There is no operator of ours: PyTorch's is one pass forward on every device, and on a GPU keeps float32 statistics of
+low-precision rows. The siamese step, which has norms inside, brings a LayerNorm of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION
 
 def layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias, in x's dtype."""
-    values = x.float() if x.dtype in LOW_PRECISION else x
+    composed = transformed()
+    # A GPU's kernel widens by itself, if all is of one dtype; a CPU's would round the statistics that backward takes.
+    widens = x.is_cuda and not composed and all(p is None or p.dtype is x.dtype for p in (weight, bias))
+    values = x.float() if x.dtype in LOW_PRECISION and not widens else x
     weight, bias = (None if p is None else p.to(values.dtype) for p in (weight, bias))
-    if not transformed():
+    if not composed:
         return F.layer_norm(values, list(shape), weight, bias, eps).to(x.dtype)
     centred = values - values.mean(-1, keepdim=True)
     out = centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()

@@ -53,6 +53,11 @@ def absence() -> str:
     return _load()[1]
 
 
+def allowed() -> bool:
+    """Whether kernels, of whatever device, are not switched off."""
+    return _enabled
+
+
 def enabled() -> bool:
     """Whether the kernels exist and are not switched off."""
     return _enabled and library() is not None

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
 
 # A copy of this code (beside exported weights) has operators of its own: it may be of another version, and lie where
 # no compiled library is.
@@ -45,6 +44,8 @@ def define(
         differentiate = differentiate or _refuse(name)
         torch.library.register_autograd(f"{NAMESPACE}::{name}", differentiate, setup_context=keep, lib=_library)
     if flops is not None:
+        from torch.utils.flop_counter import register_flop_formula  # which imports triton, if it is there
+
         register_flop_formula(getattr(operators, name))(flops)
 
 

@@ -1,6 +1,7 @@
 """`siamesenorm::rms_norm`: x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension, in one pass.
 
-PyTorch's own on CPU is a chain of five operators. Backward keeps the input and one number a row.
+PyTorch's own on CPU is a chain of five operators. Backward keeps the input and one number a row. On a GPU input and
+parameters may be of float32, bfloat16 and float16 in any mixture.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from siamesenorm.residual.kernels import native
+from siamesenorm.residual.kernels import devices, native
 from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager, wants_plain_backward
 from siamesenorm.residual.kernels.operator import define, operators
 
@@ -52,7 +53,7 @@ def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> 
 
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm, by the operator where it may run."""
-    if runs_eager(x, weight, bias) and native.takes(x, weight, bias):
+    if runs_eager(x, weight, bias) and devices.takes(x, weight, bias):
         return operators.rms_norm(x, weight, bias, eps)[0]
     return plain(x, weight, bias, eps)
 
@@ -115,23 +116,31 @@ def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 
 
 def _forward_shapes(x: Tensor, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[:-1])
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
 def _backward_shapes(grad: Any, x: Tensor, weight: Any, bias: Any, rstd: Any) -> tuple[Tensor, Tensor, Tensor]:
-    width = x.shape[-1:]
     made = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return made, x.new_empty((0,) if weight is None else width), x.new_empty((0,) if bias is None else width)
+    return made, like_parameter(weight, x), like_parameter(bias, x)
+
+
+def like_parameter(parameter: Tensor | None, x: Tensor) -> Tensor:
+    """Room for a parameter's gradient; empty where there is no such parameter."""
+    if parameter is None:
+        return x.new_empty(0, dtype=torch.float32)
+    return torch.empty_like(parameter, memory_format=torch.contiguous_format)
 
 
 define(
     "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor? bias, Tensor rstd) -> (Tensor, Tensor, Tensor)",
     cpu=_backward,
+    cuda=devices.in_triton("triton_norm", "backward"),
     fake=_backward_shapes,
 )
 define(
     "rms_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
     cpu=_forward,
+    cuda=devices.in_triton("triton_norm", "forward"),
     fake=_forward_shapes,
     keep=_keep,
     differentiate=_differentiate,

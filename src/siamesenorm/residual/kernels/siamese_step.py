@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from siamesenorm.residual.kernels import native
+from siamesenorm.residual.kernels import devices, native
 from siamesenorm.residual.kernels.eager import plain_gradients, wants_plain_backward
 from siamesenorm.residual.kernels.layer_norm import layer_norm
 from siamesenorm.residual.kernels.operator import define, operators
-from siamesenorm.residual.kernels.rms_norm import NormArgs
+from siamesenorm.residual.kernels.rms_norm import NormArgs, like_parameter
 from siamesenorm.residual.kernels.rms_norm import plain as plain_rms_norm
 
 ABSENT, RMS, LAYER = 0, 1, 2
@@ -73,6 +73,23 @@ def _normed(x: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, ep
     if kind == ABSENT:
         return x
     return plain_rms_norm(x, weight, bias, eps) if kind == RMS else layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def takes(
+    x: Tensor, y: Tensor, output: Tensor, parameters: Sequence[Tensor | None], gate: Tensor | None = None
+) -> bool:
+    """Whether the operator can run: on streams of one shape and dtype, which O, its gate and g leave as it is.
+
+    Under autocast on a GPU, O comes in a lower precision than the streams.
+    """
+    if not x.shape == y.shape == output.shape or x.dtype is not y.dtype:
+        return False
+    if gate is not None and torch.broadcast_shapes(gate.shape, output.shape) != output.shape:
+        return False
+    for t in (output, gate, parameters[-1]):
+        if t is not None and torch.promote_types(x.dtype, t.dtype) is not x.dtype:
+            return False
+    return devices.takes(x, y, output, *parameters)
 
 
 def siamese_step(
@@ -207,14 +224,17 @@ def _forward_shapes(x: Tensor, y: Any, output: Any, scale: float, *rest: Any) ->
     def made() -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    return made(), made(), made(), made() if rest[-2][0] else x.new_empty(0), x.new_empty(6, *x.shape[:-1])
+    return (
+        made(),
+        made(),
+        made(),
+        made() if rest[-2][0] else x.new_empty(0),
+        x.new_empty(6, *x.shape[:-1], dtype=torch.float32),
+    )
 
 
 def _backward_shapes(grad_x: Any, grad_y: Any, grad_h: Any, x1: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return (
-        *(torch.empty_like(x1) for _ in range(3)),
-        *(x1.new_empty((0,) if p is None else p.shape) for p in rest[3:10]),
-    )
+    return *(torch.empty_like(x1) for _ in range(3)), *(like_parameter(p, x1) for p in rest[3:10])
 
 
 _PARAMETERS = ", ".join(
@@ -224,12 +244,14 @@ define(
     "siamese_step_backward(Tensor grad_x, Tensor grad_y, Tensor grad_h, Tensor x1, Tensor y1, Tensor stats, "
     f"float scale, {_PARAMETERS}, int[] kinds) -> ({', '.join(['Tensor'] * 10)})",
     cpu=_backward,
+    cuda=devices.in_triton("triton_siamese", "backward"),
     fake=_backward_shapes,
 )
 define(
     f"siamese_step(Tensor x, Tensor y, Tensor output, float scale, {_PARAMETERS}, int[] kinds, float[] eps) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     cpu=_forward,
+    cuda=devices.in_triton("triton_siamese", "forward"),
     fake=_forward_shapes,
     keep=_keep,
     differentiate=_differentiate,

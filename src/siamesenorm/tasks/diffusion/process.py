@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -42,3 +42,15 @@ class Process:
         return gaussian_losses(
             denoise, clean, labels, noise, t, self.schedule, velocity=velocity, learn_sigma=self.learn_sigma
         )
+
+    def blind_loss(self, clean: Tensor, noise: Tensor, time: Tensor) -> float:
+        """Mean squared error of the best prediction that sees the time alone: that of the mean image without noise."""
+        mean, nothing = clean.mean(0, keepdim=True).expand_as(clean), torch.zeros_like(clean)
+
+        def denoise(noisy: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+            if self.prediction == "flow":
+                return -mean
+            return self.schedule.velocity(mean, nothing, t) if self.prediction == "velocity" else nothing
+
+        labels = torch.zeros(len(clean), dtype=torch.long)
+        return float(replace(self, learn_sigma=False).losses(denoise, clean, labels, noise, time).mse.mean())

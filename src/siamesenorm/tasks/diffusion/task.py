@@ -30,8 +30,11 @@ from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.diffusion.sampling import Sampler, sample
 from siamesenorm.tasks.fidelity import ClassifierFidelity
 from siamesenorm.tasks.images import ImageTask, fitting
+from siamesenorm.tasks.metrics import Metric, Metrics
 
 QUARTERS = 4
+BLIND_IMAGES = 256
+"""Images that the mean image is taken of."""
 
 
 class DiffusionTask(ImageTask):
@@ -46,6 +49,16 @@ class DiffusionTask(ImageTask):
         "diffusion": ProcessConfig,
         "evaluation": DiffusionEvaluationConfig,
     }
+    metrics = {  # noqa: RUF012
+        "loss": Metric(higher=False, of="images"),
+        "mse": Metric(higher=False, of="images"),
+        "mse/": Metric(higher=False, of="images"),
+        "vlb": Metric(higher=False, of="images"),
+        "frechet": Metric(higher=False, of="samples"),
+        "sample_accuracy": Metric(higher=True, of="samples"),
+    }
+    chance = "what a prediction that does not look at its input gives"
+    chance_of = "mse"
     model_config: DiTConfig
     data_config: DiffusionDataConfig
     evaluation: DiffusionEvaluationConfig
@@ -122,23 +135,44 @@ class DiffusionTask(ImageTask):
         sums: dict[str, Tensor] = {}
 
         def add(name: str, values: Tensor, counted: Tensor) -> None:
-            pair = torch.stack([(values * counted).sum(), counted.sum()]).double()
+            pair = torch.stack([values.where(counted, 0).sum(), counted.sum()]).double()
             sums[name] = sums[name] + pair if name in sums else pair
 
         for batch in self.held_out.batches(self.evaluation.at_once, rank=rank, world_size=world_size):
             given = {name: values.to(device) for name, values in batch.items()}
             losses = self.process.losses(model, given["image"], given["label"], given["noise"], given["time"])
-            all_count = torch.ones_like(losses.mse)
-            add("loss", losses.total, all_count)
-            add("mse", losses.mse, all_count)
+            counted = given["counted"]
+            add("loss", losses.total, counted)
+            add("mse", losses.mse, counted)
             if losses.vlb is not None:
-                add("vlb", losses.vlb, all_count)
+                add("vlb", losses.vlb, counted)
             for quarter in range(QUARTERS):
                 inside = (given["time"] * QUARTERS).long() == quarter
-                add(f"mse/quarter_{quarter + 1}", losses.mse, inside.to(losses.mse))
+                add(f"mse/quarter_{quarter + 1}", losses.mse, inside & counted)
         flat = {f"{name}|{k}": float(pair[k]) for name, pair in sums.items() for k in (0, 1)}
         means = average(flat)
-        return {name: means[f"{name}|0"] / max(means[f"{name}|1"], 1e-9) for name in sums}
+        return {name: means[f"{name}|0"] / means[f"{name}|1"] for name in sums if means[f"{name}|1"]}
+
+    def measures(self) -> Metrics:
+        """By quarters of time too; variances and samples where there are any."""
+        if self.held_out is None:
+            return {}
+        left_out = ["mse/"] if self.process.learn_sigma else ["mse/", "vlb"]
+        left_out += [] if self.evaluation.samples else ["frechet", "sample_accuracy"]
+        quarters = {f"mse/quarter_{quarter + 1}": self.metrics["mse/"] for quarter in range(QUARTERS)}
+        return {name: metric for name, metric in {**self.metrics, **quarters}.items() if name not in left_out}
+
+    def held_out_sizes(self) -> dict[str, int]:
+        """Images, and samples where there are any."""
+        images = super().held_out_sizes()
+        return {**images, "samples": self.evaluation.samples} if images and self.evaluation.samples else images
+
+    def chance_loss(self) -> float | None:
+        """1 of the noise, which has this variance; of other predictions, that of the mean image."""
+        if self.process.prediction == "epsilon":
+            return 1.0
+        batch = self.data.batch(np.arange(min(BLIND_IMAGES, len(self.images)), dtype=np.int64))
+        return self.process.blind_loss(batch["image"], batch["noise"], batch["time"])
 
     @cached_property
     def fidelity(self) -> ClassifierFidelity:

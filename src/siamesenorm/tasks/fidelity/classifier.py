@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
+from siamesenorm.data.tensors import read_tensors
 from siamesenorm.tasks.fidelity.features import FeatureNetwork, Features
 from siamesenorm.tasks.fidelity.pictures import Images
 
@@ -83,8 +83,8 @@ def classifier_for(images: ImageSet, cache: Path | None = None) -> FeatureNetwor
 
 def _load(module: nn.Module, path: Path) -> bool:
     try:
-        module.load_state_dict(load_file(path))
-    except (OSError, SafetensorError, RuntimeError):
+        module.load_state_dict(read_tensors(path, "cache")[0])
+    except (DataError, RuntimeError):
         return False  # not there, or damaged: it is trained again
     return True
 

@@ -5,15 +5,13 @@ network = load_inception("pt_inception-2015-12-05-6726825d.pth")
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.tensors import read_tensors
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
 from siamesenorm.tasks.fidelity.inception import FIDInception
 
@@ -46,10 +44,11 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise DataError(f"weights: {str(path)!r} is not a file; it takes {WHERE}")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return read_tensors(path, "weights")[0]
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+    except Exception as error:  # a pickle of anything: damaged, it fails in many ways
         raise DataError(f"weights: {str(path)!r} cannot be read ({type(error).__name__}); it takes {WHERE}") from None
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    pairs = found.items() if isinstance(found, dict) else [(None, None)]
+    if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in pairs):
         raise DataError(f"weights: {str(path)!r} holds something other than named tensors; it takes {WHERE}")
     return dict(found)

@@ -8,20 +8,22 @@ for batch in pictures.batches(64):             # uint8 (images, height, width, c
 from __future__ import annotations
 
 import hashlib
-import zipfile
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from siamesenorm.data.arrays import array_names, open_member, read_arrays, take
 from siamesenorm.data.atomic import sha256_of
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.folder import folder_name
 from siamesenorm.data.images.pictures import ENDINGS, decode
+from siamesenorm.data.listing import files_below
+from siamesenorm.data.reading import named_path
 
 Images = NDArray[np.uint8]
 ARRAY, LABELS = "arr_0", "arr_1"
@@ -42,7 +44,7 @@ class Pictures:
 
 def open_pictures(source: str | Path) -> Pictures:
     """The pictures of a folder, its sub-folders included, or of an .npz whose arr_0 is uint8 (images, H, W, 3)."""
-    path = Path(source)
+    path = named_path(source, "pictures")
     if path.is_dir():
         return _folder(path)
     if path.is_file() and path.suffix.lower() == ".npz":
@@ -55,12 +57,8 @@ def open_pictures(source: str | Path) -> Pictures:
 def has_pictures(path: Path) -> bool:
     """Whether image files lie in a folder or below it, or an array of images in an .npz."""
     if path.is_dir():
-        return any(file.suffix.lower() in ENDINGS for file in path.rglob("*"))
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return f"{ARRAY}.npy" in archive.namelist()
-    except (OSError, zipfile.BadZipFile):
-        return False
+        return any(file.suffix.lower() in ENDINGS for file in files_below(path))
+    return ARRAY in array_names(path)
 
 
 def of_array(images: Images) -> Pictures:
@@ -93,7 +91,7 @@ def _batched(images: Iterable[Images], size: int) -> Iterator[Images]:
 
 
 def _folder(root: Path) -> Pictures:
-    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+    files = [path for path in files_below(root) if path.suffix.lower() in ENDINGS]
     if not files:
         raise DataError(f"pictures: {str(root)!r} holds no images; it takes files such as {', '.join(ENDINGS)}")
 
@@ -117,18 +115,13 @@ def _archive(path: Path) -> Pictures:
     shape = _shape(path)
 
     def batches(size: int) -> Iterator[Images]:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{ARRAY}.npy") as file:
-            _header(path, file)
+        with open_member(path, ARRAY, "pictures") as (file, _):
             for start in range(0, shape[0], size):
                 part = (min(size, shape[0] - start), *shape[1:])
-                data = file.read(int(np.prod(part)))
-                if len(data) < int(np.prod(part)):
-                    raise DataError(f"pictures: {str(path)!r} ends before its array does")
-                yield np.frombuffer(data, np.uint8).reshape(part)
+                yield np.frombuffer(take(file, math.prod(part)), np.uint8).reshape(part)
 
     def labels(class_names: Sequence[str]) -> NDArray[np.int64] | None:
-        with np.load(path, allow_pickle=False) as file:
-            found = file[LABELS] if LABELS in file.files else np.empty(0)
+        found = read_arrays(path, (LABELS,), "pictures").get(LABELS, np.empty(0))
         fits = found.dtype.kind in "iu" and found.shape == shape[:1]
         return found.astype(np.int64) if fits else None
 
@@ -136,23 +129,13 @@ def _archive(path: Path) -> Pictures:
 
 
 def _shape(path: Path) -> tuple[int, ...]:
-    try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{ARRAY}.npy") as file:
-            return _header(path, file)
-    except (zipfile.BadZipFile, KeyError):
-        raise DataError(f"pictures: {str(path)!r} has no array {ARRAY}; it takes an .npz as ADM writes it") from None
-
-
-def _header(path: Path, file: Any) -> tuple[int, ...]:
-    """The shape of the array, of which nothing but the header is read; no pickle is ever opened."""
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-    except ValueError:
-        raise DataError(f"pictures: the array {ARRAY} of {str(path)!r} is damaged") from None
-    if dtype != np.uint8 or fortran or len(shape) != 4 or shape[-1] not in (1, 3) or not shape[0]:
+    """The shape of the array, of which nothing but the header is read."""
+    if ARRAY not in array_names(path):
+        raise DataError(f"pictures: {str(path)!r} has no array {ARRAY}; it takes an .npz as ADM writes it")
+    with open_member(path, ARRAY, "pictures") as (_, header):
+        shape, dtype, by_columns, _ = header
+    if dtype != np.uint8 or by_columns or len(shape) != 4 or shape[-1] not in (1, 3) or not math.prod(shape):
         raise DataError(
             f"pictures: the array {ARRAY} of {str(path)!r} is {dtype} {shape}; it takes uint8 (images, H, W, 3)"
         )
-    return tuple(shape)
+    return shape

@@ -7,18 +7,20 @@ and recall; an .npz holds mu, sigma, mu_s and sigma_s as ADM's reference files d
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import save
 from torch import Tensor
 
-from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.arrays import array_names, read_arrays
+from siamesenorm.data.atomic import check_output, whole_file
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.tensors import read_tensors
 from siamesenorm.tasks.fidelity.statistics import Gaussian
 
 FORMAT = "siamesenorm-fidelity-2"
@@ -42,6 +44,16 @@ class Reference:
     """Fingerprint of the images, where the file says so."""
 
 
+class _Facts(BaseModel):
+    """What the header of a statistics file says."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    count: Annotated[int, Field(ge=0)] | None
+    network: str | None
+    source: str | None
+
+
 def check_target(path: Path, option: str = "--save-stats") -> None:
     """Raise unless statistics can be written there."""
     if path.suffix not in SUFFIXES or path.is_dir() or not path.absolute().parent.is_dir():
@@ -49,6 +61,7 @@ def check_target(path: Path, option: str = "--save-stats") -> None:
             f"{option}: {str(path)!r} is not allowed; it takes a file that ends in {' or '.join(SUFFIXES)} "
             "in a folder that is there"
         )
+    check_output(path, option)
 
 
 def write_reference(path: Path, reference: Reference) -> None:
@@ -79,58 +92,56 @@ def holds_statistics(path: Path) -> bool:
     """Whether a file is one of statistics rather than of pictures."""
     if path.suffix == ".safetensors":
         return path.is_file()
-    if path.suffix != ".npz" or not path.is_file():
-        return False
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return "mu.npy" in archive.namelist()
-    except zipfile.BadZipFile:
-        return False
+    return path.suffix == ".npz" and path.is_file() and "mu" in array_names(path)
 
 
 def read_reference(path: str | Path) -> Reference:
     """The statistics of a file; no pickle is opened."""
     file = Path(path)
-    try:
-        found = _read_npz(file) if file.suffix == ".npz" else _read_safetensors(file)
-    except (OSError, SafetensorError, zipfile.BadZipFile, KeyError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"statistics: {str(path)!r} cannot be read ({type(error).__name__}); it takes a file of --save-stats, "
-            "or an .npz with mu and sigma"
-        ) from None
+    found = _read_npz(file) if file.suffix == ".npz" else _read_safetensors(file)
     for gaussian in (found.pool, found.spatial):
         if gaussian is not None:
             _check(file, gaussian)
+    size = found.pool.mean.numel()
+    if found.features is not None and (found.features.dim() != 2 or found.features.shape[1] != size):
+        raise DataError(f"statistics: the features of {str(path)!r} have the shape {tuple(found.features.shape)}")
     return found
 
 
 def _read_npz(path: Path) -> Reference:
-    with np.load(path, allow_pickle=False) as file:
-        read = {name: torch.from_numpy(file[name]).double() for name in file.files if name.startswith(("mu", "sigma"))}
-    spatial = Gaussian(read["mu_s"], read["sigma_s"]) if "mu_s" in read else None
-    return Reference(Gaussian(read["mu"], read["sigma"]), spatial)
+    read = read_arrays(path, ("mu", "sigma", "mu_s", "sigma_s"), "statistics")
+    tensors = {name: torch.from_numpy(array) for name, array in read.items()}
+    return Reference(_pair(path, tensors, "mu", "sigma"), _pair(path, tensors, "mu_s", "sigma_s", optional=True))
 
 
 def _read_safetensors(path: Path) -> Reference:
-    with safe_open(path, framework="pt") as file:
-        facts = file.metadata() or {}
-        if facts.get("format") != FORMAT:
-            raise DataError(f"statistics: {str(path)!r} was not written by --save-stats, or by that of another version")
-        names = set(file.keys())
-        spatial = None
-        if "spatial_mean" in names:
-            spatial = Gaussian(file.get_tensor("spatial_mean"), file.get_tensor("spatial_covariance"))
-        features = file.get_tensor("features") if "features" in names else None
-        pool = Gaussian(file.get_tensor("mean"), file.get_tensor("covariance"))
-        return Reference(pool, spatial, features, **json.loads(facts["facts"]))
+    tensors, header = read_tensors(path, "statistics")
+    if header.get("format") != FORMAT:
+        raise DataError(f"statistics: {str(path)!r} was not written by --save-stats, or by that of another version")
+    spatial = _pair(path, tensors, "spatial_mean", "spatial_covariance", optional=True)
+    try:
+        facts = _Facts.model_validate_json(header.get("facts", ""))
+    except ValidationError:
+        raise DataError(f"statistics: the header of {str(path)!r} is damaged; --save-stats writes it anew") from None
+    return Reference(_pair(path, tensors, "mean", "covariance"), spatial, tensors.get("features"), **facts.model_dump())
+
+
+def _pair(path: Path, tensors: dict[str, Tensor], mean: str, covariance: str, optional: bool = False) -> Any:
+    """A Gaussian of two tensors; nothing where there may be none."""
+    if optional and mean not in tensors:
+        return None
+    if mean not in tensors or covariance not in tensors:
+        raise DataError(
+            f"statistics: {str(path)!r} has no {mean} and {covariance}; it takes a file of --save-stats, "
+            "or an .npz with mu and sigma"
+        )
+    return Gaussian(tensors[mean].double(), tensors[covariance].double())
 
 
 def _check(path: Path, gaussian: Gaussian) -> None:
     size = gaussian.mean.numel()
-    if gaussian.mean.shape != (size,) or gaussian.covariance.shape != (size, size):
+    if not size or gaussian.mean.shape != (size,) or gaussian.covariance.shape != (size, size):
         shapes = f"{tuple(gaussian.mean.shape)} and {tuple(gaussian.covariance.shape)}"
         raise DataError(f"statistics: mean and covariance of {str(path)!r} have the shapes {shapes}")
-    if not (gaussian.mean.isfinite().all() and gaussian.covariance.isfinite().all()):
+    if not all(tensor.isfinite().all() for tensor in gaussian):
         raise DataError(f"statistics: {str(path)!r} holds numbers that are not finite")

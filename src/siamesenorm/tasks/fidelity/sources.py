@@ -11,6 +11,7 @@ import torch
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import open_images
 from siamesenorm.data.images.imageset import SPLITS, Split
+from siamesenorm.data.reading import named_path
 from siamesenorm.tasks.fidelity.classifier import classifier_for
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
 from siamesenorm.tasks.fidelity.inception_weights import WHERE, load_inception
@@ -34,14 +35,14 @@ def open_network(
         if classifier is not None:
             raise DataError("--classifier: it cannot stand beside --weights; take one of them")
         return load_inception(weights, device)
-    if classifier is None and Path(reference).is_file():
+    if classifier is None and named_path(reference, "reference").is_file():
         raise DataError(f"--weights: it is missing; it takes {WHERE}; or name labelled images with --classifier")
     return classifier_for(open_images(classifier or reference, "train"), cache)
 
 
 def open_either(source: str, split: Split) -> Pictures:
     """The pictures of a folder or an .npz, else of a split of a labelled source."""
-    path = Path(source)
+    path = named_path(source, "reference")
     if has_pictures(path) or path.suffix == ".npz":
         return open_pictures(path)
     return of_image_set(open_images(source, split))
@@ -59,7 +60,7 @@ def open_reference(
 
     ADM's reference files hold statistics of all images and some of the images: these are for precision and recall.
     """
-    path = Path(source)
+    path = named_path(source, "reference")
     if not holds_statistics(path):
         return cached_reference(open_either(source, split), network, cache, batch=batch, progress=progress)
     found = read_reference(path)

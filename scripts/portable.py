@@ -1,0 +1,73 @@
+"""The tests whose numbers depend on rounding, as other machines would compute them: ``make test-portable``.
+
+Which instructions a CPU has decides how PyTorch, MKL and oneDNN add up, and so the last digits; threads and the
+compiled kernels do too. Every setting runs the same tests; what follows the script's name is handed to pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+INSTRUCTIONS = {
+    "default": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avx512": {"ATEN_CPU_CAPABILITY": "avx512"},
+}
+# Instructions, threads, compiled kernels: every two of them meet in every combination.
+SETTINGS = (
+    ("default", 1, False),
+    ("default", 2, True),
+    ("avx2", 1, True),
+    ("avx2", 2, False),
+    ("avx512", 1, False),
+    ("avx512", 2, True),
+)
+SENSITIVE = (
+    *("residual", "layers", "models", "tasks", "data/latents", "data/images/test_transforms.py"),
+    *("interop/test_official.py", "interop/test_official_deit.py", "interop/test_official_dit.py"),
+    *("interop/test_timm.py", "interop/test_timm_weights.py", "interop/test_diffusers.py"),
+    *("interop/test_huggingface_model.py", "interop/test_huggingface_generate.py"),
+    *("interop/test_huggingface_export.py", "interop/test_huggingface_peft.py"),
+    *("interop/test_autoencoder.py", "interop/test_evaluate.py", "commands/test_predict.py"),
+    *("lab/test_inspect.py", "lab/test_inspect_meaning.py", "train/test_engine.py", "train/test_optimizer.py"),
+    *("train/test_distributed.py", "train/test_distributed_images.py"),
+)
+
+
+def supported(instructions: str) -> bool:
+    """Whether this CPU has them: PyTorch takes the best unless told otherwise, and would run what does not exist."""
+    known = list(INSTRUCTIONS)
+    best = torch.backends.cpu.get_cpu_capability().lower()
+    return known.index(instructions) <= (known.index(best) if best in known else 0)
+
+
+def main() -> int:
+    """Run every setting; 1 where a test failed in any of them."""
+    if "ATEN_CPU_CAPABILITY" in os.environ:
+        print("portable: unset ATEN_CPU_CAPABILITY first: it hides which instructions this CPU has", file=sys.stderr)
+        return 2
+    failed = []
+    for instructions, threads, kernels in SETTINGS:
+        name = f"{instructions}, {threads} thread{'s' * (threads > 1)}, {'with' if kernels else 'without'} kernels"
+        if not supported(instructions):
+            print(f"== {name}: not on this CPU", flush=True)
+            continue
+        print(f"== {name}", flush=True)
+        command = [sys.executable, "-m", "pytest", "-n", "2", f"--threads={threads}"]
+        command += ["--no-kernels"] * (not kernels) + [f"tests/{name}" for name in SENSITIVE]
+        environment = {**os.environ, **INSTRUCTIONS[instructions]}
+        if subprocess.run([*command, *sys.argv[1:]], cwd=ROOT, env=environment).returncode:
+            failed.append(name)
+    for name in failed:
+        print(f"failed: {name}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

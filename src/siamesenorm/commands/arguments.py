@@ -1,0 +1,69 @@
+"""What every command asks of its arguments before it begins: text is UTF-8, numbers are finite, names can be names."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from siamesenorm.data.errors import DataError
+
+LARGEST = 2**63 - 1
+"""Whole numbers that arrays, seeds and counts can take."""
+
+
+class CommandLine(typer.Typer):
+    """Typer's application, whose commands find their arguments checked."""
+
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """Register a function as a command; the function itself stays as it is."""
+        register = super().command(*args, **kwargs)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            register(checked(function))
+            return function
+
+        return decorate
+
+
+def checked(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command behind a check of all values that it is called with."""
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        for name, value in values.items():
+            for part in value if isinstance(value, (list, tuple)) else [value]:
+                check(name.strip("_").replace("_", "-"), part)
+        return command(**values)
+
+    return run
+
+
+def check(name: str, value: object) -> None:
+    """Raise one sentence where no command could take such a value."""
+    wrong = None
+    if isinstance(value, float) and not math.isfinite(value):
+        wrong = "it takes a finite number"
+    elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        wrong = "it takes a whole number of up to 63 bits"
+    elif isinstance(value, str):
+        wrong = _wrong_text(value)
+    elif isinstance(value, Path):
+        from siamesenorm.data.reading import named_path  # with pydantic, for which help does not wait
+
+        named_path(value, name)
+    if wrong is not None:
+        shown = f"{value}" if isinstance(value, (int, float)) else f"{value!r}"
+        raise DataError(f"{name}: {shown} is not allowed; {wrong}")
+
+
+def _wrong_text(value: str) -> str | None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return f"it takes UTF-8 text, see character {error.start}"
+    return "it takes text without NUL" if "\0" in value else None

@@ -1,0 +1,23 @@
+"""Tensors of a safetensors file; what is wrong with one is one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import named_path, reason_of
+
+
+def read_tensors(path: Path | str, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file by name, and the texts of its header."""
+    from safetensors import safe_open
+
+    if not named_path(path, field).is_file():
+        raise DataError(f"{field}: {str(path)!r} is not a file; it takes a safetensors file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except Exception as error:  # a forged header fails here and there, in kinds of its own
+        raise DataError(f"{field}: {str(path)!r} cannot be read: {reason_of(error)}") from None

@@ -1,0 +1,130 @@
+"""How the processes of a run find each other: what the environment says, and the store in which they first meet.
+
+A process that cannot go on says so there, so that nobody waits for it: `meet` fails in all of them with its sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from siamesenorm.train.errors import ConfigError
+
+MOST_PORTS = 65535
+FAREWELL = timedelta(seconds=30)
+"""How long a process that cannot go on stays to tell the others."""
+_meetings = itertools.count()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many processes this one is, in the run and on its machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> Place:
+        """As torchrun writes it; without it there is one process."""
+        size = _number("WORLD_SIZE", 1, least=1)
+        rank = _number("RANK", 0, most=size - 1, where=f"with WORLD_SIZE = {size} ")
+        local_size = _number("LOCAL_WORLD_SIZE", 1, least=1, most=size, where=f"with WORLD_SIZE = {size} ")
+        here = f"with LOCAL_WORLD_SIZE = {local_size} " if "LOCAL_WORLD_SIZE" in os.environ else ""
+        local_rank = _number("LOCAL_RANK", 0, most=(local_size if here else size) - 1, where=here)
+        return cls(rank, size, local_rank, local_size)
+
+    @property
+    def hosts(self) -> bool:
+        """Whether the store lives in this process, not in torchrun's."""
+        return self.rank == 0 and not _by_agent()
+
+
+def meet(place: Place, timeout: timedelta) -> Store:
+    """The store, as soon as all processes are there; raises in all of them if one cannot go on."""
+    store = _open_store(place, timeout)
+    try:
+        if store.add("arrived", 1) == place.size:
+            store.set("verdict", "")
+        problem = store.get("verdict").decode()
+    except dist.DistError:
+        raise ConfigError(
+            f"WORLD_SIZE: {place.size} processes did not come together within {timeout.total_seconds():.0f} seconds"
+        ) from None
+    if problem:
+        _leave(place, store)
+        raise ConfigError(problem)
+    return store
+
+
+def refuse(problem: str) -> None:
+    """Tell the other processes, if there are any, why this one cannot go on; each of them then ends with that."""
+    with contextlib.suppress(ConfigError, dist.DistError):  # nobody is there to be told
+        place = Place.from_environment()
+        if place.size > 1:
+            store = _open_store(place, FAREWELL)
+            store.set("verdict", of_process(place.rank, problem))
+            _leave(place, store)
+
+
+def of_process(rank: int, problem: str) -> str:
+    """A sentence for all processes about what is wrong in one; the main one's is everybody's."""
+    return problem if rank == 0 else f"process {rank}: {problem}"
+
+
+def _leave(place: Place, store: Store) -> None:
+    """The last to leave says so; the host of the store waits for that."""
+    if store.add("left", 1) == place.size:
+        store.set("empty", "")
+    if place.hosts:
+        with contextlib.suppress(dist.DistError):
+            store.wait(["empty"], FAREWELL)
+
+
+def _by_agent() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _open_store(place: Place, timeout: timedelta) -> Store:
+    """A key-value store with names of its own for every restart and every meeting.
+
+    torchrun may keep one store through all restarts of its workers. Without the prefix a restarted process can read
+    the address of one that has died and wait for it until the timeout.
+    """
+    host, port = os.environ.get("MASTER_ADDR") or "localhost", _number("MASTER_PORT", 29500, least=1, most=MOST_PORTS)
+    try:
+        store = TCPStore(
+            host,
+            port,
+            place.size,
+            is_master=place.hosts,
+            timeout=timeout,
+            multi_tenant=not _by_agent(),
+            wait_for_workers=False,
+        )
+    except (dist.DistError, RuntimeError, socket.gaierror) as error:
+        raise ConfigError(
+            f"MASTER_ADDR, MASTER_PORT: no process answers at {host}:{port} ({str(error).splitlines()[0]})"
+        ) from None
+    run, restart = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"siamesenorm/{run}/{restart}/{next(_meetings)}", store)
+
+
+def _number(variable: str, default: int, *, least: int = 0, most: int | None = None, where: str = "") -> int:
+    text = os.environ.get(variable, "")
+    try:
+        number = int(text) if text else default
+    except ValueError:
+        raise ConfigError(f"{variable}: {text[:40]!r} is not allowed; it takes a whole number") from None
+    if number < least or (most is not None and number > most):
+        allowed = f"{least} or more" if most is None else f"{least} to {most}" if most > least else str(least)
+        raise ConfigError(f"{variable}: {number} is not allowed; {where}it takes {allowed}")
+    return number

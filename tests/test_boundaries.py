@@ -1,0 +1,127 @@
+"""One boundary for every kind of input: what parses files of others stands in one place, and nothing goes past it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import siamesenorm
+
+ROOT = Path(siamesenorm.__file__).parent
+READERS = {
+    "json.load": {},
+    "json.loads": {"data/reading.py": "the boundary"},
+    "JSONDecoder": {"data/reading.py": "the boundary"},
+    "model_validate_json": {
+        "data/reading.py": "the boundary",
+        "lab/inspection/result.py": "for callers from Python, with a sentence of its own",
+        "lab/prediction.py": "a header that the boundary of tensors has read",
+        "tasks/fidelity/references.py": "a header that the boundary of tensors has read",
+    },
+    "yaml.load": {"train/yaml.py": "the boundary"},
+    "yaml.safe_load": {},
+    "pickle.load": {},
+    "pickle.loads": {},
+    "np.load": {},
+    "np.fromfile": {},
+    "np.memmap": {
+        "data/arrays.py": "the boundary",
+        "data/tokens.py": "raw arrays, whose size is that of their file",
+        "data/images/idx.py": "a format of its own, whose header is checked against the file",
+        "data/images/cifar.py": "a format of its own, whose size is that of its file",
+    },
+    "zipfile.ZipFile": {"data/arrays.py": "the boundary"},
+    "safe_open": {"data/tensors.py": "the boundary", "train/trained.py": "whether a header is ours, any error is a no"},
+    "load_file": {},
+    "torch.load": {"tasks/fidelity/inception_weights.py": "the published file of weights is a pickle; weights_only"},
+    "read_text": {
+        "data/images/cifar.py": "through the boundary",
+        "commands/evaluate.py": "through the boundary",
+        "lab/inspection/source.py": "the start of a text, through a limit of its own",
+        "train/recipes.py": "through the boundary, and the package's own recipes",
+        "data/tokenizer.py": "through the boundary",
+        "interop/huggingface/bundle.py": "the package's own source",
+        "lab/page.py": "the script of plotly",
+        "lab/cell.py": "/proc",
+        "lab/provenance.py": "/proc",
+        "train/memory.py": "/proc and control groups",
+        "data/torchvision_ops.py": "the source of an installed package",
+    },
+    "read_bytes": {
+        "data/reading.py": "the boundary",
+        "data/stdlib.py": "the standard library",
+        "data/images/folder.py": "bytes for a checksum",
+        "train/folder.py": "bytes that are only compared",
+        "data/replacement.py": "bytes that are kept aside",
+    },
+}
+"""Calls that turn a file into values, and the only files that make them, each with its reason."""
+
+
+def sources() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def name_of(call: ast.Call) -> str:
+    """``json.loads`` for a function of a module, ``read_text`` for a method of anything or a plain function."""
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id
+    if isinstance(function, ast.Attribute):
+        dotted = f"{function.value.id}.{function.attr}" if isinstance(function.value, ast.Name) else ""
+        return dotted if dotted in READERS else function.attr
+    return ""
+
+
+def calls(path: Path) -> list[ast.Call]:
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+
+
+def is_round_trip(call: ast.Call) -> bool:
+    """``json.loads(json.dumps(value))``, which reads nothing of anybody."""
+    inner = call.args[0] if call.args else None
+    return isinstance(inner, ast.Call) and ast.unparse(inner.func) == "json.dumps"
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_files_are_parsed_at_the_boundary_only(reader):
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources()
+        for call in calls(path)
+        if name_of(call) == reader and not is_round_trip(call)
+    }
+    allowed = set(READERS[reader])
+    assert found <= allowed, f"{reader} goes past the boundary"
+    if reader not in ("json.loads",):  # the boundary has decoders of its own
+        assert allowed <= found, f"{reader} is no longer called there"
+
+
+def test_other_libraries_read_folders_where_whatever_they_raise_becomes_a_sentence():
+    met = 0
+    for path in sources():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        guarded = {
+            inner
+            for node in ast.walk(tree)
+            if isinstance(node, ast.With) and "read_by_others" in ast.unparse(node.items[0].context_expr)
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and name_of(node) == "from_pretrained":
+                if "super()" in ast.unparse(node.func):
+                    continue  # a class that is itself what others load by
+                met += 1
+                assert node in guarded, f"{path}:{node.lineno}"
+    assert met >= 4
+
+
+def test_every_command_has_its_arguments_checked():
+    from siamesenorm.cli import app
+    from siamesenorm.commands import data
+    from siamesenorm.commands.arguments import checked
+
+    registered = [*app.registered_commands, *data.app.registered_commands]
+    assert len(registered) > 15
+    code = checked(lambda: None).__code__
+    assert all(command.callback.__code__ is code for command in registered)

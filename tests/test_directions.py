@@ -1,0 +1,57 @@
+"""Imports point one way: a room looks at rooms below it, never up."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import siamesenorm
+
+SOURCE = Path(siamesenorm.__file__).parent
+BELOW = {
+    "residual": set(),
+    "layers": {"residual"},
+    "models": {"layers", "residual"},
+    "data": set(),
+    "tasks": {"data", "layers", "models", "residual"},
+    "train": {"tasks", "data", "layers", "models", "residual"},
+    "interop": {"tasks", "data", "layers", "models", "residual"},
+    "lab": {"interop", "train", "tasks", "data", "layers", "models", "residual"},
+    "commands": {"lab", "interop", "train", "tasks", "data", "layers", "models", "residual"},
+}
+"""Which rooms a room may import from, beside itself and the few files that lie outside of any."""
+
+
+def rooms_named_in(file):
+    """Rooms that a file imports from or names as modules in a text, with the line."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+            if node.module == "siamesenorm":
+                names = [f"siamesenorm.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if node.value.replace(".", "").replace("_", "").isalnum() else []
+        for name in names:
+            package, _, rest = name.partition(".")
+            if package == "siamesenorm" and rest.partition(".")[0] in BELOW:
+                yield rest.partition(".")[0], node.lineno
+
+
+def test_every_room_has_its_place():
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert folders == set(BELOW)
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_no_import_points_upward(room):
+    files = [file for file in (SOURCE / room).rglob("*.py") if "lm_eval_tasks" not in file.parts]
+    upward = [
+        f"{file.relative_to(SOURCE)}:{line} looks at {other}"
+        for file in files
+        for other, line in rooms_named_in(file)
+        if other != room and other not in BELOW[room]
+    ]
+    assert not upward

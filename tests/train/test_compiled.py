@@ -1,0 +1,89 @@
+"""Compiled blocks: one graph a shape of block, no graph breaks, no recompiles, the same losses, in every layout."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.stack import Block
+from siamesenorm.residual import TOPOLOGIES
+from siamesenorm.train.activations import checkpoint_activations
+from siamesenorm.train.parallel import apply_parallelism
+
+from .tiny import TinyRun
+from .worlds import run_world
+
+BLOCKS = 4
+OTHER_FIRST_BLOCK = {"hybrid_star", "span", "keel"}
+"""Topologies whose block 0 differs from the others; Mix-LN's first quarter does too."""
+SHAPES = {name: 2 if name in {*OTHER_FIRST_BLOCK, "mix"} else 1 for name in TOPOLOGIES}
+
+
+def model_of(topology: str) -> LanguageModel:
+    sizes = {"vocab_size": 32, "dim": 16, "blocks": BLOCKS, "heads": 4, "ffn_dim": 24}
+    return LanguageModel(LMConfig(**sizes, topology=topology), seed=0)
+
+
+def train(topology, world=None, checkpointing="none", compiled=True, steps=3):
+    """Losses of some steps, graphs, graph breaks, and graphs made after the first step."""
+    torch._dynamo.reset()
+    counters.clear()
+    original = Block.compile
+    # The graphs are counted here, not their code: inductor would take a minute for each.
+    backend = "aot_eager" if world is None and checkpointing == "none" else "eager"
+    Block.compile = lambda self, **how: original(self, backend=backend, **how)
+    try:
+        model = model_of(topology)
+        checkpoint_activations(model, checkpointing)
+        if world is not None:
+            model = apply_parallelism(model, world, compiled=compiled)
+        elif compiled:
+            model.compile_blocks()
+        run = TinyRun(model, world)
+        losses = [run.step()]
+        first = counters["stats"]["unique_graphs"]
+        losses += run.steps(steps - 1)
+    finally:
+        Block.compile = original
+    graphs = counters["stats"]["unique_graphs"]
+    return losses, graphs, sum(counters["graph_break"].values()), graphs - first
+
+
+def assert_one_graph_a_shape(result, topology, expected):
+    losses, graphs, breaks, later = result
+    assert (graphs, breaks, later) == (SHAPES[topology], 0, 0), topology
+    for mine, theirs in zip(losses, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4), topology
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full", "sublayer"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_one_process(topology, checkpointing):
+    expected = train(topology, compiled=False)[0]
+    assert_one_graph_a_shape(train(topology, checkpointing=checkpointing), topology, expected)
+
+
+def train_all(world, topologies):
+    return {topology: train(topology, world) for topology in topologies}
+
+
+@pytest.mark.parametrize("mode", ["fsdp", "tp"])
+def test_two_processes(mode):
+    results = run_world(2, train_all, list(TOPOLOGIES), mode=mode, group=2)
+    for topology in TOPOLOGIES:
+        expected = train(topology, compiled=False)[0]
+        for result in results:
+            assert_one_graph_a_shape(result[topology], topology, expected)
+
+
+def test_a_copy_is_not_compiled_and_computes_the_same():
+    model, ids = model_of("siamese"), torch.randint(0, 32, (2, 8))
+    model.compile_blocks(backend="eager")
+    twin = copy.deepcopy(model)
+    assert all(block._compiled is None for block in twin.blocks)
+    torch.testing.assert_close(twin(ids).logits, model(ids).logits)

@@ -1,0 +1,150 @@
+"""Looking never changes training: evaluation, samples, lm-eval, checkpoints and logs leave every loss as it is.
+
+One row for each task and each way to spread a model; held-out data divide unevenly among the processes. Tensor
+parallelism splits language models only and refuses the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from data.images.files import some_pixels, write_idx
+from siamesenorm.tasks import harness
+from siamesenorm.tasks.fidelity import classifier
+from siamesenorm.train.distributed import World
+from siamesenorm.train.engine import Engine
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import read_metrics
+from siamesenorm.train.loop import train
+from siamesenorm.train.recipes import resolve
+
+from .worlds import run_world
+
+SMALL = [
+    "dim=16", "blocks=1", "heads=4", "ffn_dim=32", "train.batch_size=8", "warmup=1", "steps=4", "peak_flops=1e9",
+    "parallel.device=cpu", "train.ema=null", "checkpoint.every=null", "evaluation.every=null", "tensorboard=false",
+]  # fmt: skip
+LOOKED = ["evaluation.every=1", "checkpoint.every=2", "logging.every=1", "tensorboard=true"]
+"""A checkpoint only behind every second evaluation: what one leaves behind, the other may clear away."""
+TASKS = {
+    "language": (
+        ["lm-tiny", "data.train=arithmetic:problems=240", "sequence_length=16", "model.max_length=64"],
+        ["evaluation.sequences=9", "evaluation.at_once=1", "evaluation.arithmetic=3", "lm_eval=[stub]"],
+    ),
+    "classification": (["deit-digits", "data.train=images"], ["evaluation.at_once=2"]),
+    "diffusion": (
+        ["dit-digits", "data.train=images"],
+        ["evaluation.at_once=2", "evaluation.samples=9", "sampling_steps=2"],
+    ),
+}
+KINDS = {"alone": [], "looked": LOOKED, "averaged": ["train.ema=0.5", *LOOKED]}
+WORLDS = {2: {"ddp": None, "fsdp": None}, 4: {"hsdp": 2, "tp": 2}}
+"""Modes by the processes they take to be themselves, with the processes of a group."""
+
+
+def write_images(folder: Path) -> None:
+    """Some for training, and nine that are held out."""
+    folder.mkdir()
+    for name, count in (("train", 40), ("t10k", 9)):
+        write_idx(folder / f"{name}-images-idx3-ubyte", some_pixels(count, 8, 8, 1)[..., 0])
+        write_idx(folder / f"{name}-labels-idx1-ubyte", (np.arange(count) % 10).astype(np.uint8))
+
+
+def run_tasks(model, tokenizer, names, max_length):
+    """What the lm-evaluation-harness does to a process and asks of a model."""
+    random.seed(0)
+    np.random.seed(1234)
+    torch.manual_seed(1234)
+    adapter = harness.make_adapter(object, model, tokenizer, max_length)
+    adapter.loglikelihood([Asked("a", "bc"), Asked("longer", "d")])
+    adapter.loglikelihood_rolling([Asked("some text")])
+    return {"lm_eval/asked/answers": len(adapter.generate_until([Asked("abc", {"max_gen_toks": 3})]))}, {}
+
+
+class Asked:
+    def __init__(self, *args) -> None:
+        self.args = args
+
+
+def eager_looks() -> None:
+    """Everything that is measured at the end of a run is measured every time; samples need no good classifier."""
+    harness.check_tasks, harness.run_tasks = lambda names: None, run_tasks
+    Engine.evaluate = functools.partialmethod(Engine.evaluate, final=True)
+    classifier.LEAST_STEPS = classifier.MOST_STEPS = 2
+
+
+def runs_in(world: World, folder: Path, task: str) -> dict[str, list[tuple[float, ...]]]:
+    """Step, loss and gradient norm of every kind of run, and the held-out loss of one that was looked at."""
+    (recipe, *small), looks = TASKS[task]
+    found = {}
+    for kind, changes in KINDS.items():
+        small = [word.replace("=images", f"={folder.parent / 'images'}") for word in small]
+        config = resolve(recipe, [*small, *SMALL, *(looks if changes else []), *changes])
+        train(config, folder / kind, world=world)
+        world.barrier()
+        records = read_metrics(folder / kind)
+        found[kind] = [(r["step"], r["loss"], r["grad_norm"]) for r in records if "loss" in r]
+        found[f"{kind}, held out"] = [(r["step"], r["evaluation"]["loss"]) for r in records if "evaluation" in r]
+    return found
+
+
+def sweep(world: World, folder: Path, modes: dict[str, int | None]) -> dict[str, dict[str, list[tuple[float, ...]]]]:
+    """All rows of a world's modes, in the same processes."""
+    eager_looks()
+    found = {}
+    for mode, group in modes.items():
+        spread = World(world.rank, world.size, world.local_rank, world.local_size, world.device, mode, group)
+        for task in TASKS:
+            place = folder / f"{mode}-{task}"
+            if mode == "tp" and task != "language":
+                with pytest.raises(ConfigError, match=r"'tp' is not allowed for .*; it splits language models"):
+                    runs_in(spread, place, task)
+            else:
+                found[f"{mode} {task}"] = runs_in(spread, place, task)
+    return found
+
+
+def check_rows(rows: dict[str, dict[str, list[tuple[float, ...]]]], expected: set[str]) -> None:
+    assert rows.keys() == expected
+    for row, found in rows.items():
+        assert len(found["alone"]) == 4, row
+        assert found["looked"] == found["alone"], row
+        assert found["averaged"] == found["alone"], row
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory) -> dict[str, dict[str, list[tuple[float, ...]]]]:
+    folder = tmp_path_factory.mktemp("one")
+    write_images(folder / "images")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        for place, name in ((harness, "check_tasks"), (harness, "run_tasks"), (Engine, "evaluate")):
+            patch.setattr(place, name, getattr(place, name))  # put back behind `eager_looks`
+        for name in ("LEAST_STEPS", "MOST_STEPS"):
+            patch.setattr(classifier, name, getattr(classifier, name))
+        eager_looks()
+        return {f"one {task}": runs_in(World(), folder / task, task) for task in TASKS}
+
+
+def test_looking_changes_no_loss_in_one_process(one):
+    check_rows(one, {f"one {task}" for task in TASKS})
+
+
+@pytest.mark.parametrize("size", WORLDS)
+def test_looking_changes_no_loss_in_many_processes(one, size, tmp_path, monkeypatch):
+    """And what is seen is what one process sees, whoever has more of the held-out data."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_images(tmp_path / "images")
+    modes = WORLDS[size]
+    rows = run_world(size, sweep, tmp_path, modes)[0]
+    check_rows(rows, {f"{mode} {task}" for mode in modes for task in TASKS if mode != "tp" or task == "language"})
+    for row, found in rows.items():
+        for kind in ("looked", "averaged"):
+            alone = one[f"one {row.partition(' ')[2]}"][f"{kind}, held out"]
+            assert found[f"{kind}, held out"] == [(step, pytest.approx(loss, rel=1e-4)) for step, loss in alone], row
