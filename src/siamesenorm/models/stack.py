@@ -7,7 +7,7 @@ machine by itself. What the models say themselves is which sublayers they have, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from siamesenorm.residual import Place, Topology
 from siamesenorm.residual.flow import Streams, output_of
-from siamesenorm.residual.hooks import KINDS, everywhere, has_hooks
+from siamesenorm.residual.hooks import BACKWARD, FORWARD, everywhere, has_hooks
 
 Context = Any
 """What all blocks of one pass share: angles and masks, a condition, or nothing."""
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
     def run(self, streams: Streams, context: Context) -> tuple[Streams, tuple[Any, ...]]:
         """The call inside of hooks: compiled where it is and nothing else than then is asked for."""
-        if self._compiled is not None and self._hooks_then == self._hooks():
+        if self._compiled is not None and self._hooks_then == self._hooks(FORWARD) and not any(self._hooks(BACKWARD)):
             return self._compiled(streams, context)
         return self.pure(streams, context)
 
@@ -90,15 +90,16 @@ class Block(nn.Module):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the function as one graph; hooks on the block itself run outside of it.
 
-        Hooks on modules inside are compiled with them. While others than now hang there, the block runs eagerly.
+        Forward hooks on modules inside are compiled with them. While others than now hang there, or backward hooks,
+        the block runs eagerly.
         """
         self._compiled = torch.compile(self.pure, *args, **{"fullgraph": True, **kwargs})
-        self._hooks_then = self._hooks()
+        self._hooks_then = self._hooks(FORWARD)
 
-    def _hooks(self) -> list[int]:
-        """How many hooks hang on each module inside, and on all there are."""
-        inside = [sum(len(vars(m)[kind]) for kind in KINDS) for child in self.children() for m in child.modules()]
-        return [*inside, sum(map(len, everywhere()))]
+    def _hooks(self, kinds: Sequence[str]) -> list[int]:
+        """How many hooks hang on all modules there are, and on each module inside."""
+        modules = (m for child in self.children() for m in child.modules())
+        return [sum(map(len, everywhere(kinds))), *(len(vars(m)[kind]) for m in modules for kind in kinds)]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not compiled yet."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
-KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+FORWARD = ("_forward_pre_hooks", "_forward_hooks")
+BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
+KINDS = (*FORWARD, *BACKWARD)
 
 
 def has_hooks(*modules: nn.Module | None) -> bool:
@@ -17,6 +20,6 @@ def has_hooks(*modules: nn.Module | None) -> bool:
     return any("forward" in own or any(own[kind] for kind in KINDS) for own in present)
 
 
-def everywhere() -> list[dict[int, Any]]:
+def everywhere(kinds: Sequence[str] = KINDS) -> list[dict[int, Any]]:
     """The hooks that hang on every module there is, by kind."""
-    return [getattr(nn.modules.module, f"_global{kind}") for kind in KINDS]
+    return [getattr(nn.modules.module, f"_global{kind}") for kind in kinds]
