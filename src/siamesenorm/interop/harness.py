@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from siamesenorm.interop.errors import InteropError, read_by_others
+from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.interop.torchvision_ops import declare_missing_ops
 
 TASKS = Path(__file__).parent / "lm_eval_tasks"
@@ -102,10 +103,11 @@ def load_checkpoint(
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise InteropError(f"checkpoint: {str(folder)!r} is neither a run nor a folder with a config.json in it")
-    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    with read_by_others("checkpoint", folder):
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    with read_by_others("checkpoint", path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+        options |= {"dtype": dtype, "output_loading_info": True}
+        model = whole(transformers.AutoModelForCausalLM.from_pretrained(path, **options))
         limit = int(getattr(model.config, "max_position_embeddings", None) or 2048)
     return Loaded(model.to(device).eval(), tokenizer, limit)
 
