@@ -12,6 +12,7 @@ goes to standard output as JSON; the exit code is 1 if anything ended otherwise.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -65,6 +66,8 @@ def call(arguments: list[str], folder: Path) -> tuple[int, str, str]:
             sys.stderr.flush()
             os._exit(code)
     _, status = os.waitpid(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what it has started, where it was ended itself
     texts = [place.read_text(encoding="utf-8", errors="replace") for place in (out, err)]
     return os.waitstatus_to_exitcode(status), texts[0], texts[1]
 

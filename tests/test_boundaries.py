@@ -1,6 +1,7 @@
 """One boundary for every kind of input: what parses files of others stands in one place, and nothing goes past it."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,17 @@ READERS = {
 """Calls that turn a file into values, and the only files that make them, each with its reason."""
 
 
-def sources() -> list[Path]:
-    return sorted(ROOT.rglob("*.py"))
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    """Every source file of the package."""
+    found = sorted(ROOT.rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in found}
+
+
+@functools.cache
+def calls() -> list[tuple[str, ast.Call]]:
+    """Every call, with the file that makes it."""
+    return [(name, node) for name, tree in sources().items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
 def name_of(call: ast.Call) -> str:
@@ -73,10 +83,6 @@ def name_of(call: ast.Call) -> str:
     return ""
 
 
-def calls(path: Path) -> list[ast.Call]:
-    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-
-
 def is_round_trip(call: ast.Call) -> bool:
     """``json.loads(json.dumps(value))``, which reads nothing of anybody."""
     inner = call.args[0] if call.args else None
@@ -85,12 +91,7 @@ def is_round_trip(call: ast.Call) -> bool:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_files_are_parsed_at_the_boundary_only(reader):
-    found = {
-        path.relative_to(ROOT).as_posix()
-        for path in sources()
-        for call in calls(path)
-        if name_of(call) == reader and not is_round_trip(call)
-    }
+    found = {file for file, call in calls() if name_of(call) == reader and not is_round_trip(call)}
     allowed = set(READERS[reader])
     assert found <= allowed, f"{reader} goes past the boundary"
     if reader not in ("json.loads",):  # the boundary has decoders of its own
@@ -99,8 +100,7 @@ def test_files_are_parsed_at_the_boundary_only(reader):
 
 def test_other_libraries_read_folders_where_whatever_they_raise_becomes_a_sentence():
     met = 0
-    for path in sources():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for file, tree in sources().items():
         guarded = {
             inner
             for node in ast.walk(tree)
@@ -112,7 +112,7 @@ def test_other_libraries_read_folders_where_whatever_they_raise_becomes_a_senten
                 if "super()" in ast.unparse(node.func):
                     continue  # a class that is itself what others load by
                 met += 1
-                assert node in guarded, f"{path}:{node.lineno}"
+                assert node in guarded, f"{file}:{node.lineno}"
     assert met >= 4
 
 

@@ -37,8 +37,16 @@ class MissingError(DataError):
 
 def reason_of(error: BaseException, longest: int = 200) -> str:
     """Why a library or the system refused, in a few words on one line."""
+    if isinstance(error, ValidationError):
+        return first_of(error)[:longest]
     text = getattr(error, "strerror", None) or str(error)
     return " ".join(str(text).split())[:longest] or type(error).__name__
+
+
+def first_of(error: ValidationError) -> str:
+    """Where the first thing is that pydantic found wrong, and what."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the whole file'}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def named_path(name: str | Path, field: str) -> Path:
@@ -99,9 +107,7 @@ def read_model(path: Path, kind: type[Model], field: str) -> Model:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the whole file"
-        raise DataError(f"{field}: {str(path)!r} is damaged at {where}: {first['msg']}") from None
+        raise DataError(f"{field}: {str(path)!r} is damaged at {first_of(error)}") from None
 
 
 def parse_json(text: bytes | str, *, strict: bool = True) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -12,12 +15,24 @@ from siamesenorm.data.reading import named_path, reason_of
 
 def read_tensors(path: Path | str, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file by name, and the texts of its header."""
+    with _opened(path, field) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
+def tensor_shapes(path: Path | str, field: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of a file by name; nothing but the header is read."""
+    with _opened(path, field) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def _opened(path: Path | str, field: str) -> Iterator[Any]:
     from safetensors import safe_open
 
     if not named_path(path, field).is_file():
         raise DataError(f"{field}: {str(path)!r} is not a file; it takes a safetensors file")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            yield file
     except Exception as error:  # a forged header fails here and there, in kinds of its own
         raise DataError(f"{field}: {str(path)!r} cannot be read: {reason_of(error)}") from None

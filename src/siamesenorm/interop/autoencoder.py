@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from siamesenorm.data.reading import read_object
 from siamesenorm.data.torchvision_ops import check_torchvision
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.reading import read_by_others
+from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.models.fingerprint import weights_hash
 
 
@@ -78,11 +77,10 @@ def load_autoencoder(folder: str | Path, device: str | torch.device = "cpu") -> 
         raise InteropError(
             f"vae: {str(folder)!r} is not allowed; it takes a folder with config.json and weights of an AutoencoderKL"
         )
-    read_object(found / "config.json", "vae", strict=False)  # diffusers would take another kind of value for a name
     cls = diffusers_class("AutoencoderKL")
     options = {"local_files_only": True, "use_safetensors": True, "low_cpu_mem_usage": False}
     with read_by_others("vae", found):
-        return Autoencoder(cls.from_pretrained(found, **options), device)
+        return Autoencoder(whole(cls.from_pretrained(found, output_loading_info=True, **options)), device)
 
 
 def decode_latents(latents: Tensor, folder: str | Path, device: str | torch.device = "cpu") -> NDArray[np.uint8]:

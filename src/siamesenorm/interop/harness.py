@@ -14,7 +14,7 @@ import torch
 
 from siamesenorm.data.torchvision_ops import check_torchvision
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.reading import read_by_others
+from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.tasks.harness_tasks import task_manager
 
 FEWSHOT_SEED = 1234  # the harness' own
@@ -69,10 +69,11 @@ def load_checkpoint(
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise InteropError(f"checkpoint: {str(folder)!r} is neither a run nor a folder with a config.json in it")
-    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    with read_by_others("checkpoint", folder):
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    with read_by_others("checkpoint", path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+        options |= {"dtype": dtype, "output_loading_info": True}
+        model = whole(transformers.AutoModelForCausalLM.from_pretrained(path, **options))
         limit = int(getattr(model.config, "max_position_embeddings", None) or 2048)
     return Loaded(model.to(device).eval(), tokenizer, limit)
 

@@ -83,7 +83,7 @@ def make_grid(
     data: Path | None = None,
 ) -> Grid:
     """A grid from what users write; what they leave open is the preset's, or the default's."""
-    name = recipe or RECIPE
+    name = RECIPE if recipe is None else recipe
     fixed = [] if data is None else [f"data.train={json.dumps([str(data)])}"]
     axes = []
     for axis in {**_by_field(name, preset.sets if preset else ()), **_by_field(name, sets)}.values():

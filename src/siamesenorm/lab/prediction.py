@@ -18,6 +18,7 @@ from siamesenorm.data.reading import parse_json, reason_of
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.tasks.base import check_limits
 from siamesenorm.tasks.classification import ClassificationTask, transform_of
 from siamesenorm.tasks.classification_config import ImageDataConfig
 from siamesenorm.train.errors import ConfigError
@@ -71,6 +72,7 @@ def _open_file(path: Path) -> Classifier:
         raise ConfigError(f"run: {str(path)!r} holds a model of task {found}; it takes one of classification")
     try:
         config = ViTConfig.model_validate_json(header["config"])
+        check_limits(config)
         data = ImageDataConfig.model_validate_json(header["data"])
         names = [str(name) for name in parse_json(header["class_names"])]
         with torch.device("meta"):

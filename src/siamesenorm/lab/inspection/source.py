@@ -20,7 +20,7 @@ from siamesenorm.data.packing import make_batch
 from siamesenorm.data.reading import read_json, read_object
 from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
-from siamesenorm.interop.reading import read_by_others
+from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.image_source import open_images_of
 from siamesenorm.lab.inspection.subject import LossFunction
@@ -139,16 +139,10 @@ def _open_huggingface(folder: Path) -> Opened:
             f"run: {str(folder)!r} is a Hugging Face folder and needs the package 'transformers'; "
             f"install it with pip install 'siamesenorm[hf]'"
         ) from None
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    shows_progress = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with read_by_others("run", folder):
-            loaded = package.SiameseNormForCausalLM.from_pretrained(str(folder), local_files_only=True)
-            model: LanguageModel = package.to_language_model(loaded).float().eval()
-    finally:
-        if shows_progress:
-            logging.enable_progress_bar()
+    with read_by_others("run", folder):
+        options = {"local_files_only": True, "output_loading_info": True}
+        loaded = whole(package.SiameseNormForCausalLM.from_pretrained(str(folder), **options))
+        model: LanguageModel = package.to_language_model(loaded).float().eval()
     if (folder / FILE).is_file():
         tokenizer = load_tokenizer(folder / FILE, _end_token(folder))
     elif model.config.vocab_size == ByteTokenizer.vocab_size:
