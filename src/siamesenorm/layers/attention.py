@@ -101,13 +101,12 @@ class Attention(nn.Module):
 
     def forward(self, h: Tensor, context: AttentionContext) -> Tensor:
         """(batch, tokens, dim) to the same."""
-        batch, tokens, _ = h.shape
-        if not torch.is_grad_enabled() and runs_eager() and tokens == 1 and self.attend is attend:
+        if not torch.is_grad_enabled() and runs_eager() and h.shape[1] == 1 and self.attend is attend:
             o = self.attend_next(*self.project(h), context)
         else:
             q, k, v = self.project_and_turn(h, context.turn)
             o = self.attend_all(q, k, v, context)
-        o = o.reshape(batch, tokens, -1)
+        o = o.flatten(2)
         return self.out(o if self.out_norm is None else self.out_norm(o))
 
     def attend_all(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
@@ -137,14 +136,14 @@ class Attention(nn.Module):
         """`project`, with queries and keys turned by their positions."""
         qkv = self.qkv(h)
         if self.q_norm is None:
-            return split_and_rotate(qkv.view(*qkv.shape[:2], -1, self.head_dim), self.heads, self.kv_heads, turn)
+            return split_and_rotate(qkv.unflatten(2, (-1, self.head_dim)), self.heads, self.kv_heads, turn)
         q, k, v = self.split(qkv)
         q, k, v = self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
         return rotate(q, turn), rotate(k, turn), v
 
     def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
         """Heads of queries, keys and values."""
-        heads = qkv.view(*qkv.shape[:2], -1, self.head_dim)
+        heads = qkv.unflatten(2, (-1, self.head_dim))
         return heads.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
 
     def normed(self, heads: Tensor, norm: nn.Module | None) -> Tensor:

@@ -1,0 +1,65 @@
+"""Activation checkpointing keeps what it says: ``full`` nothing but the streams between blocks, for every topology."""
+
+import pytest
+import torch
+
+from models.families import FAMILIES
+from models.small import ALL, config
+from residual.stacks import tensors_of
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.train.activations import KINDS, checkpoint_activations
+
+IDS = torch.zeros(4, 32, dtype=torch.long)
+RANDOM_STATE = torch.get_rng_state().numel()
+"""Bytes of the generator that torch keeps with every block, to draw the same again."""
+
+
+def live_bytes(run):
+    """What memory a call leaves in use while its result is there."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = run()
+    assert result.requires_grad
+    return sum(event.self_cpu_memory_usage for event in profile.key_averages())
+
+
+def kept_by_a_block(topology, kind):
+    """Bytes that a forward pass keeps for one more block."""
+    found = []
+    for blocks in (2, 3):
+        model = LanguageModel(config(topology, blocks=blocks, dim=32), seed=0)
+        checkpoint_activations(model, kind)
+        model(IDS, labels=IDS)  # what is made once is there
+        found.append(live_bytes(lambda model=model: model(IDS, labels=IDS).loss))
+    return found[1] - found[0]
+
+
+def bytes_of_streams(topology):
+    """Of the streams behind a block, each storage once."""
+    model = LanguageModel(config(topology, blocks=2, dim=32), seed=0)
+    streams, _ = model.blocks[0](model.residual.open(model.embedding(IDS)), model.context(IDS))
+    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors_of(streams))}.values())
+
+
+@pytest.mark.parametrize("topology", ALL)
+def test_full_keeps_the_streams_between_blocks_alone(topology):
+    more = kept_by_a_block(topology, "full") - bytes_of_streams(topology) - RANDOM_STATE
+    assert 0 <= more < 64  # single numbers
+
+
+@pytest.mark.parametrize("topology", ["siamese", "siamese:form=hybrid_pre", "pre", "hyper"])
+def test_sublayer_keeps_less_than_none_and_more_than_full(topology):
+    none, sublayer, full = (kept_by_a_block(topology, kind) for kind in ("none", "sublayer", "full"))
+    assert full < sublayer < 0.75 * none
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_gradients_are_the_same(family, kind):
+    model = FAMILIES[family].model(dtype=torch.float32)
+    expected = FAMILIES[family].loss(model, torch.float32)
+    grads = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
+    checkpoint_activations(model, kind)
+    loss = FAMILIES[family].loss(model, torch.float32)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=0)
+    again = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    torch.testing.assert_close(again, grads, rtol=0, atol=0)
