@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -42,19 +43,22 @@ ERRORS = {
     "system": OSError(28, "No space left on device", "file"),
     "defect": RuntimeError("as it happens"),
 }
+LOSS = "process {}: another process of the run has failed or was lost; its own words say why"
 
 
-def command(rank: int, port: int, folder: Path, stage: str, error: Exception | None) -> None:
+def command(rank: int, port: int, folder: Path, stage: str, kind: str | None) -> None:
     """A process as somebody starts it without torchrun, which would end the others itself."""
     output = os.open(folder / f"{rank}.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    if error is not None:
+    if kind is not None:
 
         def fail(*args, **options):
-            raise error
+            if kind == "death":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ERRORS[kind]
 
         setattr(*STAGES[stage], fail)
     code = 1
@@ -66,14 +70,14 @@ def command(rank: int, port: int, folder: Path, stage: str, error: Exception | N
     os._exit(code)
 
 
-@pytest.mark.parametrize(
-    ("stage", "rank", "kind"),
-    [
-        (stage, rank, list(ERRORS)[(number + rank) % len(ERRORS)])
-        for number, stage in enumerate(STAGES)
-        for rank in ((0,) if STAGES[stage][0] in (RunFolder, recorder) else (number % 2,))  # files are the main one's
-    ],
-)
+ROWS = [
+    (stage, rank, list(ERRORS)[(number + rank) % len(ERRORS)])
+    for number, stage in enumerate(STAGES)
+    for rank in ((0,) if STAGES[stage][0] in (RunFolder, recorder) else (number % 2,))  # files are the main one's
+]
+
+
+@pytest.mark.parametrize(("stage", "rank", "kind"), [*ROWS, ("building the model", 1, "death")])
 def test_an_error_of_one_process_ends_all(tmp_path, stage, rank, kind):
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -81,7 +85,7 @@ def test_an_error_of_one_process_ends_all(tmp_path, stage, rank, kind):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     processes = [
-        context.Process(target=command, args=(each, port, tmp_path, stage, ERRORS[kind] if each == rank else None))
+        context.Process(target=command, args=(each, port, tmp_path, stage, kind if each == rank else None))
         for each in range(2)
     ]
     for process in processes:
@@ -91,16 +95,18 @@ def test_an_error_of_one_process_ends_all(tmp_path, stage, rank, kind):
             process.join(PATIENCE)
         said = [(tmp_path / f"{each}.txt").read_text() for each in range(2)]
         codes = [process.exitcode for process in processes]
-        assert set(codes) <= {1, 2}, said
-        for each in range(2):
-            sentences = [line for line in said[each].splitlines() if line.startswith("siamesenorm: ")]
-            defect = each == rank and kind == "defect"
-            assert len(sentences) == (0 if defect else 1), said
-            assert ("Traceback" in said[each]) == defect, said
-        if stage not in ("sharing the model", "finding checkpoints"):  # all wait for all there, and see a loss
-            reason = str(ERRORS[kind].strerror if kind == "system" else ERRORS[kind])
-            assert reason in said[1 - rank], said
     finally:
         for process in processes:
             process.kill()
             process.join()
+    assert set(codes) <= {1, 2, -signal.SIGKILL}, said
+    for each in range(2):
+        sentences = [line for line in said[each].splitlines() if line.startswith("siamesenorm: ")]
+        wordless = each == rank and kind in ("defect", "death")
+        assert len(sentences) == (0 if wordless else 1), said
+        assert ("Traceback" in said[each]) == (each == rank and kind == "defect"), said
+    if kind == "death" or stage in ("sharing the model", "finding checkpoints"):  # all wait for all there
+        expected = LOSS.format(1 - rank)
+    else:
+        expected = str(ERRORS[kind].strerror if kind == "system" else ERRORS[kind])
+    assert expected in said[1 - rank]

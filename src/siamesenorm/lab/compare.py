@@ -190,7 +190,10 @@ class OneComparison(contextlib.ExitStack):
     def take(self) -> None:
         """Raise if the folder is another one's; nothing where there is no folder yet."""
         if not self.taken and self.folder.is_dir():
-            self.enter_context(locked_folder(self.folder, "--out: another comparison"))
+            try:
+                self.enter_context(locked_folder(self.folder, "--out: another comparison"))
+            except OSError as error:
+                raise ConfigError(f"--out: {str(self.folder)!r} cannot be used: {error.strerror or error}") from None
             self.taken = True
 
 
