@@ -27,6 +27,7 @@ from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
+from siamesenorm.train.progress import check_progress
 from siamesenorm.train.recorder import Recorder
 from siamesenorm.train.trackers import check_trackers
 
@@ -219,6 +220,7 @@ class Loop:
             self._note("started", "", 0)
             return False
         progress = self.store.load(checkpoint, self.engine.state({}))
+        check_progress(progress, checkpoint.folder)
         self.engine.restored(progress)
         self.monitor.load(progress.get("monitor", {}))
         self.step, self.loss = int(progress["step"]), progress.get("loss")
