@@ -62,6 +62,11 @@ def folder(path: Path, chance: random.Random) -> str:
     return "a folder"
 
 
+def nested(path: Path, chance: random.Random) -> str:
+    path.write_bytes(b"[" * NEST)
+    return "nested"
+
+
 def dangling(path: Path, chance: random.Random) -> str:
     path.unlink()
     path.symlink_to("nowhere")
@@ -214,7 +219,7 @@ def forged_tensors(path: Path, chance: random.Random) -> str:
     return said
 
 
-ANY: list[Damage] = [nothing, empty, folder, dangling, cut, noise, flipped, longer]
+ANY: list[Damage] = [nothing, empty, folder, nested, dangling, cut, noise, flipped, longer]
 OF_KIND: dict[str, list[Damage]] = {
     ".json": [json_value] * 8 + [json_document] * 3,
     ".jsonl": [json_value] * 8 + [json_document] * 3,

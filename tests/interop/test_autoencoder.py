@@ -100,3 +100,28 @@ def test_wrong_input_is_one_sentence(root, tmp_path, model, capsys):
     ):
         assert words in one_sentence(["data", "encode-images", *arguments], capsys)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_autoencoder_that_does_not_do_what_it_says_is_refused(tmp_path):
+    tiny_autoencoder(tmp_path / "vae")
+    config = json.loads((tmp_path / "vae" / "config.json").read_text())
+    for changes in (
+        {"down_block_types": config["down_block_types"][:1]},
+        {"up_block_types": config["up_block_types"][:1]},
+        {"scaling_factor": 0},
+        {"scaling_factor": float("nan")},
+        {"in_channels": 0},
+        {"layers_per_block": 10**9},
+        {"norm_num_groups": 3},
+    ):
+        (tmp_path / "vae" / "config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(InteropError, match=r"^vae: .+$"):
+            load_autoencoder(tmp_path / "vae")
+
+
+def test_an_autoencoder_of_a_pickle_is_not_opened(tmp_path):
+    model = tiny_autoencoder(tmp_path / "vae")
+    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "vae" / "diffusion_pytorch_model.bin")
+    with pytest.raises(InteropError, match=r"no file named diffusion_pytorch_model\.safetensors"):
+        load_autoencoder(tmp_path / "vae")

@@ -46,6 +46,16 @@ class Autoencoder:
         self.downscale = 2 ** (len(config.block_out_channels) - 1)
         self.scale, self.shift = float(config.scaling_factor), float(config.shift_factor or 0.0)
 
+    def try_out(self) -> None:
+        """Raise where it does not do on a tiny image what its configuration says."""
+        side = 2 * self.downscale
+        moments = self.encode(np.zeros((1, side, side, self.channels), dtype=np.uint8))
+        if moments.shape != (1, 2 * self.latent_channels, 2, 2) or not 0 < abs(self.scale) < float("inf"):
+            raise ValueError(f"latents of {side} × {side} pixels have the shape {moments.shape[1:]}")
+        back = self.decode(torch.from_numpy(moments[:, : self.latent_channels]))
+        if back.shape[:3] != (1, side, side):
+            raise ValueError(f"images of 2 × 2 latents have the shape {back.shape[1:]}")
+
     @torch.inference_mode()
     def encode(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Means and deviations (images, 2 · latent channels, height, width) of uint8 (images, H, W, channels)."""
@@ -80,7 +90,9 @@ def load_autoencoder(folder: str | Path, device: str | torch.device = "cpu") -> 
     cls = diffusers_class("AutoencoderKL")
     options = {"local_files_only": True, "use_safetensors": True, "low_cpu_mem_usage": False}
     with read_by_others("vae", found):
-        return Autoencoder(whole(cls.from_pretrained(found, output_loading_info=True, **options)), device)
+        loaded = Autoencoder(whole(cls.from_pretrained(found, output_loading_info=True, **options)), device)
+        loaded.try_out()
+        return loaded
 
 
 def decode_latents(latents: Tensor, folder: str | Path, device: str | torch.device = "cpu") -> NDArray[np.uint8]:

@@ -26,6 +26,7 @@ from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
+from siamesenorm.train.progress import check_progress
 from siamesenorm.train.recorder import Recorder
 from siamesenorm.train.trackers import check_trackers
 from siamesenorm.train.weights import check_weights
@@ -235,6 +236,7 @@ class Loop:
             self.world.agree(lambda: self._go_on_from(0, "started", ""))
             return False
         progress = self.store.load(checkpoint, self.engine.state({}))
+        check_progress(progress, checkpoint.folder)
         self.engine.restored(progress)
         self.monitor.load(progress.get("monitor", {}))
         self.step, self.loss = int(progress["step"]), progress.get("loss")
