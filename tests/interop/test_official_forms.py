@@ -146,6 +146,7 @@ FIELDS = {
         {"dropout": 0.5},
         {"z_weight": 0.1},
         {"init": "normal"},
+        {"first_logits": "small"},
     ],
     ViTConfig: [
         {"channels": 1},
