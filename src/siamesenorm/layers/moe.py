@@ -19,7 +19,7 @@ from siamesenorm.layers.kernels.swiglu import swiglu
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.residual.base import WeightRole
 from siamesenorm.residual.hooks import has_hooks
-from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION
+from siamesenorm.residual.precision import LOW_PRECISION
 from siamesenorm.residual.norms import NormFactory
 
 

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.flow import Flow, Streams, check_output, output_of
-from siamesenorm.residual.needs import NeedsOnOffer, NeedsState
+from siamesenorm.residual.needs import NeedsOnOffer, NeedsState, warn
 from siamesenorm.residual.norms import NormLike, NormRole, Norms
 from siamesenorm.residual.options import Options
 from siamesenorm.residual.places import Blocks, Place, lay_out
+from siamesenorm.residual.ramp import Ramp
 
 AttentionNorm = Literal["none", "qk_head", "qk_projection", "qkv_head"]
 WeightRole = Literal["query", "key", "value", "attention_out", "ffn_in", "ffn_out"]
@@ -71,10 +72,11 @@ class Link(nn.Module):
     """Joins one sublayer to the stream(s); subclasses are a topology's equation for that sublayer."""
 
     drop: Drop | None
+    ramp: Ramp | None
 
     def __init__(self) -> None:
         super().__init__()
-        self.drop = None
+        self.drop = self.ramp = None
 
     def forward(self, streams: Streams) -> tuple[Streams, Tensor]:
         """`read`, by a call: so that hooks on a link see what its sublayer sees."""
@@ -92,6 +94,10 @@ class Link(nn.Module):
         """Names of this link's parameters that must not be decayed, beyond the usual rule for vectors."""
         return set()
 
+    def learning_rates(self) -> dict[str, float]:
+        """Factors on the learning rate of this link's parameters, by name; 1 where a name is missing."""
+        return {}
+
     @property
     def written_norm(self) -> nn.Module | None:
         """The norm that the stream comes out of when it is written, where `write` ends with one."""
@@ -102,9 +108,12 @@ class Link(nn.Module):
         return self.write(streams, output) if gate is None else self.write(streams, output, self.draw(output, gate))
 
     def draw(self, output: Tensor, gate: Tensor | None = None) -> Keep:
-        """One draw of this link's dropout and stochastic depth, for all streams, times a gate if there is one."""
+        """What all streams' update is times: a draw of dropout and stochastic depth, a gate, a ramp; or nothing."""
         keep = None if self.drop is None else self.drop(output)
-        return gate if keep is None else keep if gate is None else keep * gate
+        keep = gate if keep is None else keep if gate is None else keep * gate
+        if self.ramp is None:
+            return keep
+        return self.ramp() if keep is None else keep * self.ramp()
 
     def dropped(self, update: Tensor, keep: Keep = None) -> Tensor:
         """The update under a draw made outside, or else under this link's own."""
@@ -167,6 +176,7 @@ class Topology(NeedsOnOffer, nn.Module):
         # A part of a pair lends its links one by one and keeps none itself.
         self.links = nn.ModuleList() if part else nn.ModuleList(self.link(place) for place in self.places)
         self._set_drop(dropout, drop_path)
+        self._set_ramps()
         self.steps = [self.step(last, following) for last, following in pairwise(self.links)]  # type: ignore[arg-type]
 
     # What a topology defines -------------------------------------------------------------------------
@@ -211,8 +221,18 @@ class Topology(NeedsOnOffer, nn.Module):
 
     def no_weight_decay(self) -> set[str]:
         """Names of parameters that must not be decayed, beyond the usual rule for vectors; those of links included."""
-        links = [(name, module) for name, module in self.named_modules() if isinstance(module, Link)]
-        return {f"{prefix}.{name}" for prefix, link in links for name in link.no_weight_decay()}
+        return {f"{prefix}.{name}" for prefix, link in self._named_links() for name in link.no_weight_decay()}
+
+    def learning_rates(self) -> dict[str, float]:
+        """Factors on the learning rate of parameters, by name; those of links included, 1 where a name is missing."""
+        return {
+            f"{prefix}.{name}": factor
+            for prefix, link in self._named_links()
+            for name, factor in link.learning_rates().items()
+        }
+
+    def _named_links(self) -> list[tuple[str, Link]]:
+        return [(name, module) for name, module in self.named_modules() if isinstance(module, Link)]
 
     # What every topology does --------------------------------------------------------------------------
 
@@ -227,6 +247,7 @@ class Topology(NeedsOnOffer, nn.Module):
     def forward(self, x: Tensor, sublayers: Iterable[Callable[..., Any]], *args: Any, **kwargs: Any) -> Tensor:
         """Run the whole stack: every sublayer is called as ``sublayer(h, *args, **kwargs)``."""
         self.check_needs()
+        self.check_step()
         self.check_input(x)
         streams, h = self.links[0](self.open(x))
         run = 0
@@ -243,6 +264,20 @@ class Topology(NeedsOnOffer, nn.Module):
         if run != len(self.links):
             raise TopologyError(f"{self.name}: the stack has {len(self.links)} sublayers, {run} were run")
         return self.close(streams)
+
+    def check_step(self) -> None:
+        """Warn, once, where branches are to grow over training and nobody says how far it is."""
+        ramps = [link.ramp for link in self.links if link.ramp is not None] if self.training else []
+        if any(not ramp.is_set for ramp in ramps):  # type: ignore[union-attr]
+            warn(f"{self.name} has prores = {self.options.prores}; call residual.set_step(step) before every step")
+            for ramp in ramps:
+                ramp.is_set = True  # type: ignore[union-attr]  # said
+
+    def set_step(self, step: int) -> None:
+        """Say which training step comes next, counted from 1; topologies with `prores` grow by it."""
+        for link in self.links:
+            if link.ramp is not None:
+                link.ramp.set_step(step)  # type: ignore[operator, union-attr]
 
     def start(self, x: Tensor) -> Flow:
         """Begin a pass: a `Flow` that sublayers are sent through one by one."""
@@ -276,3 +311,8 @@ class Topology(NeedsOnOffer, nn.Module):
         if dropout or any(rates):  # all links or none: blocks are of one shape
             for place, link in zip(self.places, self.links, strict=False):
                 link.drop = Drop(dropout, rates[place.block])
+
+    def _set_ramps(self) -> None:
+        if self.options.prores:
+            for place, link in zip(self.places, self.links, strict=False):
+                link.ramp = Ramp(self.options.prores, place.block)

@@ -65,6 +65,7 @@ class Flow:
         if (x is None) == (streams is None):
             raise TopologyError(f"{topology.name}: a pass starts from an embedding or from streams, one of the two")
         topology.check_needs()
+        topology.check_step()
         if x is not None:
             topology.check_input(x)
             streams = topology.open(x)

@@ -107,13 +107,13 @@ class NeedsOnOffer:
                 )
         kind = self._needs_of(place).attention_norm
         self.open_needs.discard(("attention_norms", place.index))
-        return AttentionNorms(kind, self.norms.stream, head_dim, heads, kv_heads or heads)
+        return AttentionNorms(kind, self.norms.inside, head_dim, heads, kv_heads or heads)
 
     def inner_norm(self, place: Place, width: int) -> nn.Module:
         """The norm that this topology wants before the output projection at `place`, or an identity."""
         needed = self._needs_of(place).output_norm
         self.open_needs.discard(("inner_norm", place.index))
-        return self.norms.stream(width) if needed else nn.Identity()
+        return self.norms.inside(width) if needed else nn.Identity()
 
     @torch.no_grad()
     def init_weights_(self, place: Place, draw: Callable[[Tensor], Any], **weights: Tensor | Iterable[Tensor]) -> None:

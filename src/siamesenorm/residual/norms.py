@@ -1,20 +1,24 @@
-"""Norms: RMSNorm and LayerNorm, with or without affine, and how a stack's norms are chosen by role."""
+"""Norms: RMSNorm, LayerNorm and GatedNorm, with or without affine, and how a stack's norms are chosen by role."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.kernels.layer_norm import layer_norm
 from siamesenorm.residual.kernels.rms_norm import rms_norm
+from siamesenorm.residual.precision import widened
 
-NormKind = Literal["rms", "layer"]
+NormKind = Literal["rms", "layer", "gated"]
 NormRole = Literal["input", "stream", "final"]
+GATE_RANK = 16
+"""Rank of a GatedNorm's gates [our choice; not published]."""
 
 
 class Norm(nn.Module):
@@ -68,7 +72,34 @@ class LayerNorm(Norm):
         return layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
 
 
-NORM_CLASSES: dict[str, type[Norm]] = {"rms": RMSNorm, "layer": LayerNorm}
+class GatedNorm(RMSNorm):
+    """n * sigmoid(W_2 silu(W_1 n)) with n = RMSNorm(x): every feature gated by all of them. arXiv 2601.22966."""
+
+    kind: NormKind = "gated"
+
+    def __init__(
+        self, dim: int, eps: float = 1e-5, affine: bool = True, bias: bool = False, rank: int = GATE_RANK
+    ) -> None:
+        self.rank = rank
+        super().__init__(dim, eps, affine, bias)
+
+    def reset_parameters(self) -> None:
+        """Gain 1, bias 0; W_1 ~ N(0, .02) and W_2 = 0, so that every gate starts at one half [our choice]."""
+        if not hasattr(self, "W_1"):
+            self.W_1 = nn.Parameter(torch.empty(self.rank, self.dim))
+            self.W_2 = nn.Parameter(torch.empty(self.dim, self.rank))
+        super().reset_parameters()
+        nn.init.normal_(self.W_1, std=0.02)
+        nn.init.zeros_(self.W_2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension, and gate it; the gates are computed in float32 at least."""
+        normed = super().forward(x)
+        low = F.silu(F.linear(normed, self.W_1.to(normed.dtype)))
+        return normed * torch.sigmoid(widened(F.linear(low, self.W_2.to(low.dtype)))).to(normed.dtype)
+
+
+NORM_CLASSES: dict[str, type[Norm]] = {"rms": RMSNorm, "layer": LayerNorm, "gated": GatedNorm}
 
 
 @dataclass(frozen=True)
@@ -89,6 +120,11 @@ class NormSpec:
         bias = self.kind == "layer" if self.bias is None else self.bias
         return NORM_CLASSES[self.kind](dim, eps=self.eps, affine=self.affine, bias=bias)
 
+    @property
+    def ungated(self) -> NormSpec:
+        """The same without gates: what norms inside sublayers are made by."""
+        return replace(self, kind="rms") if self.kind == "gated" else self
+
 
 NormFactory = Callable[[int], nn.Module]
 NormLike = str | NormFactory
@@ -105,6 +141,16 @@ class Norms:
     stream: NormFactory
     input: NormFactory
     final: NormFactory
+
+    @property
+    def eps(self) -> float:
+        """What norms without a gain, of a topology's own, add to the mean square: as the others do, where they say."""
+        return float(getattr(self.stream, "eps", 1e-5))
+
+    @property
+    def inside(self) -> NormFactory:
+        """What makes norms inside sublayers."""
+        return getattr(self.stream, "ungated", self.stream)
 
     @classmethod
     def of(cls, norm: NormLike | Norms) -> Norms:

@@ -25,7 +25,14 @@ def option(default: Any, help: str, *, low: float | None = None, high: float | N
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of a topology that has none; others subclass it."""
+    """The options of every topology; those with more subclass it."""
+
+    prores: int = option(
+        0,
+        "steps over which the first block's branches grow in, block l over l times as many (ProRes); 0: not at all",
+        low=0,
+        high=10**9,
+    )
 
     @classmethod
     def parse(cls: type[O], values: Mapping[str, Any], owner: str) -> O:
@@ -33,8 +40,7 @@ class Options:
         known = {field.name: field for field in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
-                allowed = f"its options are {', '.join(known)}" if known else "it has no options"
-                raise TopologyError(f"{owner}: unknown option {shown(name)}; {allowed}")
+                raise TopologyError(f"{owner}: unknown option {shown(name)}; its options are {', '.join(known)}")
         hints = get_type_hints(cls)
         return cls(**{name: _check(owner, known[name], hints[name], value) for name, value in values.items()})
 

@@ -8,11 +8,16 @@ from typing import Any
 
 import torch
 
+from siamesenorm.residual.attention_residual import AttentionResidual
 from siamesenorm.residual.base import StreamKind, Topology
 from siamesenorm.residual.dual import ResidualDual
+from siamesenorm.residual.earlier import Dense, EmbeddingBack
 from siamesenorm.residual.errors import TopologyError, shown
+from siamesenorm.residual.gated_residual import GatedResidual
 from siamesenorm.residual.hybrid import Hybrid, HybridStar
-from siamesenorm.residual.hyper import Hyper, Manifold
+from siamesenorm.residual.hyper import Hyper
+from siamesenorm.residual.independent import Independent, Widen
+from siamesenorm.residual.manifold import Manifold, ManifoldLite
 from siamesenorm.residual.needs import NeedsState
 from siamesenorm.residual.norms import NormLike, Norms
 from siamesenorm.residual.places import Blocks
@@ -20,6 +25,7 @@ from siamesenorm.residual.post import DeepNorm, Keel, Mix, Post
 from siamesenorm.residual.pre import LayerScale, Peri, Pre, Reordered, ReZero, Sandwich, Scaled, SubLN
 from siamesenorm.residual.siamese import Siamese
 from siamesenorm.residual.span import BottomToTop, Span
+from siamesenorm.residual.weighed import Beam, Muse, Zaya
 
 TOPOLOGIES: dict[str, type[Topology]] = {
     topology.name: topology
@@ -32,6 +38,10 @@ TOPOLOGIES: dict[str, type[Topology]] = {
         Span,
         Hyper,
         Manifold,
+        ManifoldLite,
+        Independent,
+        GatedResidual,
+        AttentionResidual,
         ResidualDual,
         DeepNorm,
         Sandwich,
@@ -44,6 +54,12 @@ TOPOLOGIES: dict[str, type[Topology]] = {
         LayerScale,
         ReZero,
         SubLN,
+        Beam,
+        Muse,
+        Zaya,
+        Widen,
+        EmbeddingBack,
+        Dense,
     )
 }
 
@@ -129,4 +145,7 @@ def create_part(role: str, topology: str, kind: StreamKind, dim: int, blocks: Bl
             "post": "normalises its stream",
         }[found.kind]
         raise TopologyError(f"siamese: {role} = {shown(name)} is not allowed, because it {why}; {role} takes {allowed}")
-    return found(dim, blocks, norm=norm, part=True, options=options)
+    part = found(dim, blocks, norm=norm, part=True, options=options)
+    if part.options.prores:
+        raise TopologyError(f"siamese: {role} = {shown(topology)} is not allowed; prores belongs to the pair")
+    return part

@@ -199,9 +199,10 @@ class Siamese(Topology):
         return self.x.output_norms(last.x) + self.y.output_norms(last.y)
 
     def named_streams(self, streams: Pair) -> dict[str, Tensor]:
-        """The Post-Norm-like x and the Pre-Norm-like y."""
-        (x,), (y,) = (part.named_streams(s).values() for part, s in zip((self.x, self.y), streams, strict=True))
-        return {"x": x, "y": y}
+        """The Post-Norm-like x and the Pre-Norm-like y; of a part with several streams each, as y.name."""
+        (x,), y = (part.named_streams(s) for part, s in zip((self.x, self.y), streams, strict=True))
+        found = self.x.named_streams(streams[0])
+        return {"x": found[x]} | {"y" if len(y) == 1 else f"y.{name}": stream for name, stream in y.items()}
 
     def step(self, last: Link, following: Link) -> Step:
         """Fused where the parts are the paper's: post or hybrid with pre, and our own norms."""

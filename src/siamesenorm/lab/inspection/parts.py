@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from siamesenorm.residual import Link, Topology
 from siamesenorm.residual.dual import DualLink, ResidualDual
 from siamesenorm.residual.flow import Streams
-from siamesenorm.residual.hyper import Hyper, HyperLink, Manifold, ManifoldLink
+from siamesenorm.residual.hyper import Hyper
+from siamesenorm.residual.manifold import Manifold
 from siamesenorm.residual.post import PostStartLink
 from siamesenorm.residual.pre import PreLink, ScaledLink
+from siamesenorm.residual.rows import RowsLink
 from siamesenorm.residual.siamese import PairLink, Siamese
 from siamesenorm.residual.span import InnerLink
 
@@ -75,11 +77,10 @@ def _(link: PairLink, previous: Link | None, streams: Streams) -> Sum:
     return Sum([x, y], [gain_x, gain_y], unchanged if link.input_norm is None else link.input_norm)
 
 
-@taken_apart_at_read.register(HyperLink)
-@taken_apart_at_read.register(ManifoldLink)
-def _(link: HyperLink | ManifoldLink, previous: Link | None, streams: Tensor) -> Sum:
-    weights = link.connections(streams)[0]
-    return Sum(*_weighted(weights, streams), link.norm)
+@taken_apart_at_read.register
+def _(link: RowsLink, previous: Link | None, streams: Tensor) -> Sum | None:
+    norm = getattr(link, "norm", None)
+    return None if norm is None else Sum(*_weighted(link.weights(streams), streams), norm)
 
 
 @taken_apart_at_read.register
@@ -138,7 +139,7 @@ def _(topology: Hyper, streams: Tensor) -> Sum:
 def _(topology: Manifold, streams: Tensor) -> Sum:
     assert topology.final_norm is not None
     rate = topology.options.rate
-    weights = streams.new_full((rate,), 1 / rate) if topology.collapse is None else topology.collapse
+    weights = streams.new_full((rate,), 1 / rate) if topology.collapse is None else topology.collapse.weights(streams)
     return Sum(*_weighted(weights, streams), topology.final_norm)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from siamesenorm.residual.kernels import native
 from siamesenorm.residual.kernels.eager import runs_eager, transformed
 from siamesenorm.residual.kernels.operator import define, operators
-from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION
+from siamesenorm.residual.precision import LOW_PRECISION
 
 
 class HeadsArgs(Structure):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siamesenorm.residual.kernels.eager import transformed
-from siamesenorm.residual.kernels.rms_norm import LOW_PRECISION
+from siamesenorm.residual.precision import LOW_PRECISION
 
 
 def layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:

@@ -17,8 +17,7 @@ from torch import Tensor
 from siamesenorm.residual.kernels import devices, native
 from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager, wants_plain_backward
 from siamesenorm.residual.kernels.operator import define, operators
-
-LOW_PRECISION = (torch.bfloat16, torch.float16)
+from siamesenorm.residual.precision import widened
 
 
 class NormArgs(Structure):
@@ -46,7 +45,7 @@ class NormCallArgs(Structure):
 
 def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm in PyTorch's operators; low-precision input is normalised in float32 and returned in its own dtype."""
-    values = x.float() if x.dtype in LOW_PRECISION else x
+    values = widened(x)
     out = F.rms_norm(values, x.shape[-1:], None if weight is None else weight.to(values.dtype), eps)
     return (out if bias is None else out + bias).to(x.dtype)
 

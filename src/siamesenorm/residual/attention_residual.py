@@ -1,0 +1,168 @@
+"""Attention Residuals: every sublayer reads a softmax mixture of what sublayers before it have put out.
+
+The streams are a tuple of sources, oldest first, each with 1/rms beside it, so that both are made once: the number
+of sources grows with depth. What is mixed are outputs (or sums of a group's outputs), not the cumulative states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.residual.base import Link, Topology
+from siamesenorm.residual.drop import Keep
+from siamesenorm.residual.options import Options, option
+from siamesenorm.residual.places import Place
+from siamesenorm.residual.precision import widened, without_autocast
+
+Source = tuple[Tensor, Tensor]
+"""A vector (..., d) and 1/rms of it (..., 1)."""
+Sources = tuple[Source, ...]
+GROUPS = 8
+"""About so many groups a stack has where their size is not given."""
+
+
+def source(values: Tensor, eps: float) -> Source:
+    """A vector with its 1/rms."""
+    with without_autocast(values):
+        wide = widened(values)
+        return values, torch.rsqrt(torch.linalg.vecdot(wide, wide).unsqueeze(-1) / values.shape[-1] + eps)
+
+
+class DepthAttention(nn.Module):
+    """sum_j softmax_j(q · (g * n(v_j))) v_j: keys are normed, values are not."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.empty(dim))
+        self.key_gain = nn.Parameter(torch.empty(dim))
+        self.reset_parameters()
+
+    def no_weight_decay(self) -> set[str]:
+        """The query, whose zero is the plain mean, and the keys' gain."""
+        return {"query", "key_gain"}
+
+    def reset_parameters(self) -> None:
+        """q = 0, g = 1: the mean of all sources, which is Pre-Norm's stream up to a scale."""
+        nn.init.zeros_(self.query)
+        nn.init.ones_(self.key_gain)
+
+    def weights(self, sources: Sources) -> Tensor:
+        """The softmax over the sources: (..., number of sources)."""
+        first = sources[0][0]
+        with without_autocast(first):
+            wide = widened(first).dtype
+            direction = (self.query * self.key_gain).to(wide)
+            logits = [torch.linalg.vecdot(v.to(wide), direction).unsqueeze(-1) * scale for v, scale in sources]
+            return torch.cat(logits, -1).softmax(-1)
+
+    def forward(self, sources: Sources) -> Tensor:
+        """The mixture, without a stack of the sources."""
+        weights = self.weights(sources).to(sources[0][0].dtype)
+        mixed = weights[..., :1] * sources[0][0]
+        for j, (values, _) in enumerate(sources[1:], 1):
+            mixed = torch.addcmul(mixed, weights[..., j : j + 1], values)
+        return mixed
+
+
+class AttentionResidualLink(Link):
+    """h = sum_j softmax_j(q · (g * n(v_j))) v_j;  the last v_j = v_j + F(N h)."""
+
+    def __init__(self, norm: nn.Module, dim: int, eps: float) -> None:
+        super().__init__()
+        self.norm, self.eps = norm, eps
+        self.mix = DepthAttention(dim)
+
+    def no_weight_decay(self) -> set[str]:
+        """Query and gain."""
+        return {f"mix.{name}" for name in self.mix.no_weight_decay()}
+
+    def read(self, sources: Sources) -> tuple[Sources, Tensor]:
+        """Unchanged sources; N of their mixture."""
+        return sources, self.norm(self.mix(sources))
+
+    def write(self, sources: Sources, output: Tensor, keep: Keep = None) -> Sources:
+        """The output added to the group's sum."""
+        *others, (summed, _) = sources
+        return *others, source(summed + self.dropped(output, keep), self.eps)
+
+
+class AppendingLink(AttentionResidualLink):
+    """h = sum_j softmax_j(q · (g * n(v_j))) v_j;  a new source v = F(N h)."""
+
+    def write(self, sources: Sources, output: Tensor, keep: Keep = None) -> Sources:
+        """The output as a source of its own."""
+        update = self.dropped(output, keep).to(sources[0][0].dtype)
+        return *sources, source(update, self.eps)
+
+
+@dataclass(frozen=True)
+class AttentionResidualOptions(Options):
+    """The size of a group."""
+
+    blocks: int | None = option(
+        None,
+        "blocks of a group whose outputs are summed (Kimi K3: 12); 0: every output is a source of its own (full); "
+        "default: about eight groups",
+        low=0,
+        high=100000,
+    )
+
+
+class AttentionResidual(Topology):
+    """Attention Residuals: ``h = sum_j softmax_j(q · (g * n(v_j))) v_j`` over the sources before. arXiv 2603.15031.
+
+    Sources are the embedding and the sums of groups of outputs (as Kimi K3 runs it), or with blocks=0 every output.
+    At the start, q = 0, it is Pre-Norm: the mean of all sources is its stream up to a scale, which the norm ignores.
+    """
+
+    name = "attnres"
+    equation = "h = sum_j softmax_j(q · (g * n(v_j))) v_j;  v_last = v_last + F(N h), a new one a group"
+    end = "N(the same mixture)"
+    arxiv = "2603.15031"
+    streams = "grows"
+    kind = "pre"
+    options_class = AttentionResidualOptions
+    options: AttentionResidualOptions
+    drawing = """
+ v_0 = embed   v_1   v_2  …  v_last      sums of outputs, a new one every group of blocks
+   └─────┴──────┴──────┴──────┘
+        softmax_j(q · (g * n(v_j)))  ──▶ N ──▶ F ──▶ + into v_last, or a new one
+
+ start: one source, embed        end: N(the same mixture, its own q and g)"""
+
+    def setup(self) -> None:
+        """The size of a group, and the last mixture."""
+        chosen = self.options.blocks
+        self.blocks = -(-self.places[0].blocks // GROUPS) if chosen is None else chosen
+        self.mix = DepthAttention(self.dim)
+
+    def link(self, place: Place) -> Link:
+        """Sublayers that begin a group append, others add."""
+        begins = not self.blocks or (place.position == 0 and place.block % self.blocks == 0)
+        kind = AppendingLink if begins else AttentionResidualLink
+        return kind(self.norm("input"), self.dim, self.norms.eps)
+
+    def open(self, x: Tensor) -> Sources:
+        """One source, the embedding."""
+        return (source(x, self.norms.eps),)
+
+    def close(self, streams: Sources) -> Tensor:
+        """N of the last mixture."""
+        assert self.final_norm is not None
+        return self.final_norm(self.mix(streams))
+
+    @property
+    def kept(self) -> float:
+        """The source, and the reading before and behind its norm."""
+        return 3.0
+
+    def named_streams(self, streams: Sources) -> dict[str, Tensor]:
+        """One name a source."""
+        return {f"v{j}": values for j, (values, _) in enumerate(streams)}
+
+    def no_weight_decay(self) -> set[str]:
+        """The links' own, and the last query and gain."""
+        return super().no_weight_decay() | {f"mix.{name}" for name in self.mix.no_weight_decay()}

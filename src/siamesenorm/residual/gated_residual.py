@@ -1,0 +1,142 @@
+"""The Gated Residual: n rows that are read through gates of every feature and written with a weight each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from siamesenorm.residual.base import Link
+from siamesenorm.residual.norms import RMSNorm
+from siamesenorm.residual.options import Options, option
+from siamesenorm.residual.places import Place
+from siamesenorm.residual.precision import widened, without_autocast
+from siamesenorm.residual.rows import Rows, RowsLink, Weighed
+
+STD = 0.02
+
+
+class GatedRead(nn.Module):
+    """z_j = g_j n(R_j);  G = σ(W_u silu(W_d vec(z)/n));  h = mean_j(G_j z_j)."""
+
+    def __init__(self, dim: int, rate: int, rank: int, eps: float) -> None:
+        super().__init__()
+        self.row_norm = RMSNorm(dim, eps, affine=False)
+        self.weight = nn.Parameter(torch.empty(rate, dim))
+        self.W_d = nn.Parameter(torch.empty(rank, rate * dim))
+        self.W_u = nn.Parameter(torch.empty(rate * dim, rank))
+        self.reset_parameters()
+
+    def no_weight_decay(self) -> set[str]:
+        """The gains, which are norms' gains of several rows."""
+        return {"weight"}
+
+    def reset_parameters(self) -> None:
+        """Gains 1, W ~ N(0, .02): gates near one half, which a following matrix takes as a scale."""
+        nn.init.ones_(self.weight)
+        nn.init.normal_(self.W_d, std=STD)
+        nn.init.normal_(self.W_u, std=STD)
+
+    def normed(self, R: Tensor) -> Tensor:
+        """z, in one vector: (..., n d)."""
+        return (self.row_norm(R) * self.weight).flatten(-2)
+
+    def gates(self, z: Tensor) -> Tensor:
+        """G of every feature of every row, (..., n, d), in float32 at least; its matrices in the model's precision."""
+        low = F.silu(z @ self.W_d.t() / self.weight.shape[0])
+        return torch.sigmoid(widened(low @ self.W_u.t())).unflatten(-1, self.weight.shape)
+
+    def mixed(self, z: Tensor) -> Tensor:
+        """The mean of the gated rows, in the rows' own dtype: (..., d)."""
+        return (self.gates(z) * z.unflatten(-1, self.weight.shape)).mean(-2).to(z.dtype)
+
+    def forward(self, R: Tensor) -> Tensor:
+        """(..., n, d) to (..., d)."""
+        return self.mixed(self.normed(R))
+
+
+class GatedLink(RowsLink):
+    """z_j = g_j n(R_j);  h = mean_j(G_j z_j);  R_j = R_j + s_j F(h),  s = 2σ(W_w vec(z)/n)."""
+
+    def __init__(self, dim: int, rate: int, rank: int, eps: float) -> None:
+        super().__init__()
+        self.gated = GatedRead(dim, rate, rank, eps)
+        self.W_w = nn.Parameter(torch.empty(rate, rate * dim))
+        self.reset_parameters()
+
+    def no_weight_decay(self) -> set[str]:
+        """The gains of the rows."""
+        return {f"gated.{name}" for name in self.gated.no_weight_decay()}
+
+    def reset_parameters(self) -> None:
+        """W_w ~ N(0, .02): every row is written with about 1."""
+        nn.init.normal_(self.W_w, std=STD)
+
+    def read(self, R: Tensor) -> tuple[Weighed, Tensor]:
+        """((R, s), h)."""
+        z = self.gated.normed(R)
+        return (R, self.injection(z)), self.gated.mixed(z)
+
+    def injection(self, z: Tensor) -> Tensor:
+        """s, what each row is written with: (..., n)."""
+        with without_autocast(z):
+            wide = widened(z)
+            return 2 * torch.sigmoid(wide @ self.W_w.to(wide.dtype).t() / self.W_w.shape[0])
+
+
+@dataclass(frozen=True)
+class GatedOptions(Options):
+    """Rows, and the rank of their gates."""
+
+    rate: int = option(4, "n, the number of rows", low=1, high=64)
+    rank: int | None = option(None, "rank of the gates; default: an eighth of the width", low=1, high=65536)
+
+
+class GatedResidual(Rows):
+    """Gated Residual, as Qwen3.8-Flash-Next runs it. arXiv 2608.30320.
+
+    Every row has a gain of its own, gates of every feature choose from the rows, and no other norm stands before the
+    sublayer. The end is a read of its own, in place of the final norm.
+    """
+
+    name = "gr"
+    equation = "z_j = g_j n(R_j);  h = mean_j(G_j z_j);  R_j = R_j + s_j F(h)"
+    end = "mean_j(G_j z_j)"
+    arxiv = "2608.30320"
+    has_final_norm = False
+    options_class = GatedOptions
+    options: GatedOptions
+    drawing = """
+ R (n rows) ──┬──────────────────────────────────────────(+)──▶ R
+              └──▶ n, gains ──▶ mean of G ⊙ z ──▶ F ──▶ ⊗ s ┘
+
+ start: n copies of embed        end: a read of its own
+ G = σ(W_u silu(W_d z / n))   s = 2σ(W_w z / n), z all rows, normed"""
+
+    def setup(self) -> None:
+        """The last read."""
+        self.rank = self.options.rank or max(1, self.dim // 8)
+        self.last_read = GatedRead(self.dim, self.options.rate, self.rank, self.norms.eps)
+
+    def link(self, place: Place) -> Link:
+        """Gates of its own for every sublayer."""
+        return GatedLink(self.dim, self.options.rate, self.rank, self.norms.eps)
+
+    def close(self, streams: Tensor) -> Tensor:
+        """The mean of the gated rows."""
+        return self.last_read(streams)
+
+    def output_norms(self, last: Link) -> list[nn.Module]:
+        """The last read, whose gains are a norm's."""
+        return [self.last_read]
+
+    @property
+    def kept(self) -> float:
+        """The rows as they are, normed, normed with gains, and their gates; the reading."""
+        return 4.0 * self.options.rate + 1.0
+
+    def no_weight_decay(self) -> set[str]:
+        """The links' own, and the last gains."""
+        return super().no_weight_decay() | {"last_read.weight"}
