@@ -214,27 +214,3 @@ def hyper(P, x, stack, n=2, dynamic=True):
         o = s.drop(s.F(s.norm("norm", h)))
         H = torch.einsum("...j,...d->...jd", B, o) + torch.einsum("...ij,...id->...jd", A_r, H)
     return P.norm("final_norm", H.sum(-2))
-
-
-def doubly_stochastic(logits, steps):
-    M = torch.exp(logits - logits.amax((-1, -2), keepdim=True))
-    for _ in range(steps):
-        M = M / M.sum(-2, keepdim=True)
-        M = M / M.sum(-1, keepdim=True)
-    return M
-
-
-def mhc(P, x, stack, n=4, steps=20, learned=False):
-    H = torch.stack([x] * n, -2)
-    for s in stack:
-        flat = torch.cat([H[..., i, :] for i in range(n)], -1)
-        t = flat / torch.sqrt((flat * flat).mean(-1, keepdim=True) + 1e-5) @ s["W"]
-        alpha = s["alpha"]
-        H_pre = torch.sigmoid(alpha[0] * t[..., :n] + s["b_pre"])
-        H_post = 2 * torch.sigmoid(alpha[1] * t[..., n : 2 * n] + s["b_post"])
-        rows = [t[..., 2 * n + i * n : 2 * n + (i + 1) * n] for i in range(n)]
-        H_res = doubly_stochastic(alpha[2] * torch.stack(rows, -2) + s["b_res"], steps)
-        o = s.drop(s.F(s.norm("norm", torch.einsum("...j,...jd->...d", H_pre, H))))
-        H = torch.einsum("...ij,...jd->...id", H_res, H) + torch.einsum("...i,...d->...id", H_post, o)
-    weights = P["collapse"] if learned else torch.full((n,), 1 / n, dtype=x.dtype)
-    return P.norm("final_norm", torch.einsum("n,...nd->...d", weights, H))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from .equations import Parameters, Stack
+from .recent_equations import attended, gated_read
 
 C = {
     "none": lambda l: 1.0,
@@ -126,3 +129,27 @@ def hybrid_star_subln(P, x, stack):
         X = X + O / PAPER(s.l)
         Y = Y + O
     return P.norm("final_norm", P.norm("x.final_norm", X) + P.norm("y.final_norm", Y))
+
+
+def with_gated_residual(P, x, stack, n=2):
+    X, R = x, torch.stack([x] * n, -2)
+    for s in stack:
+        X = s.norm("x.norm", X)
+        flat, seen = gated_read(P, f"links.{s.k}.y.gated.", R, n)
+        O = s.drop(s.F(s.norm("input_norm", X + seen)))
+        weights = 2 * torch.sigmoid(torch.einsum("jm,...m->...j", s["y.W_w"], flat))
+        X = X + O / PAPER(s.l)
+        R = R + weights.unsqueeze(-1) * O.unsqueeze(-2)
+    return P.norm("final_norm", P.norm("x.final_norm", X) + gated_read(P, "y.last_read.", R, n)[1])
+
+
+def with_attention_residual(P, x, stack):
+    X, V = x, [x]
+    for s in stack:
+        X = s.norm("x.norm", X)
+        seen = s.norm("y.norm", attended(P, s["y.mix.query"], s["y.mix.key_gain"], V))
+        O = s.drop(s.F(s.norm("input_norm", X + seen)))
+        X = X + O / PAPER(s.l)
+        V.append(O)
+    end = P.norm("y.final_norm", attended(P, P["y.mix.query"], P["y.mix.key_gain"], V))
+    return P.norm("final_norm", P.norm("x.final_norm", X) + end)

@@ -27,7 +27,12 @@ SAME_GRAPH = {
     "hyper:rate=1,dynamic=true",
     "hyper:rate=4,dynamic=true",
     "mhc",
-    "mhc:collapse=learned",
+    "mhc:collapse=learned,eps=0",
+    "mhc_lite:rate=3",
+    "ihc:rate=3",
+    "gr:rate=2,rank=3",
+    "x0:normed_start=true",
+    "attnres:blocks=2",
 }
 TWO_BLOCKS = [["attention"], ["ffn"]]  # block 0 and a later one, attention and FFN, in the smallest graph
 COMPILED = [row for row in ROWS if row.text not in SAME_GRAPH]

@@ -35,7 +35,7 @@ CASES = {
     "doubled outside": (residual("hyper:rate=2", rate=2), ["hyper", "'rate'", "both"]),
     # options
     "unknown option": (residual("siamese:depth=1"), ["siamese", "'depth'", "form, x, y, input_norm"]),
-    "option of none": (residual(rate=2), ["pre", "'rate'", "no options"]),
+    "option of none": (residual(rate=2), ["pre", "'rate'", "its options are prores"]),
     "wrong choice": (residual("siamese", form="both"), ["form", "'both'", "post_pre, plain, hybrid_pre"]),
     "wrong scaling": (residual("siamese:depth_scaling=l"), ["depth_scaling", "'l'", "sqrt(2(l+1)), sqrt(l+1)"]),
     "not a switch": (residual("siamese", input_norm=1), ["input_norm", "1", "true or false"]),
@@ -52,8 +52,11 @@ CASES = {
     "no text": (residual("siamese", x=3), ["x", "3", "text"]),
     # pairs
     "x of the pre kind": (residual("siamese", x="pre"), ["x", "'pre'", "x takes post, hybrid", "deepnorm"]),
-    "y of the post kind": (residual("siamese", y="post"), ["y", "'post'", "y takes pre, sandwich", "scaled"]),
-    "x of several streams": (residual("siamese", x="hyper"), ["x", "'hyper'", "several streams"]),
+    "y of the post kind": (residual("siamese", y="post"), ["y", "'post'", "y takes pre, ", "sandwich", "scaled"]),
+    "x of several streams": (residual("siamese", x="residual_dual"), ["x", "'residual_dual'", "several streams"]),
+    "x of rows": (residual("siamese", x="gr"), ["x", "'gr'", "never normalises its stream"]),
+    "x of sources": (residual("siamese", x="attnres"), ["x", "'attnres'", "never normalises its stream"]),
+    "a ramp of one stream": (residual("siamese", y="pre:prores=10"), ["y", "pre:prores=10", "belongs to the pair"]),
     "y of several streams": (residual("siamese", y="siamese"), ["y", "'siamese'", "several streams"]),
     "mixed kind": (residual("siamese:x=mix"), ["x", "'mix'", "Post-Norm in some blocks"]),
     "unknown part": (residual("siamese:y=nothing"), ["'nothing'", NAMES]),
@@ -154,7 +157,7 @@ def test_long_values_are_cut_short(case):
         with pytest.raises(TopologyError) as caught:
             LONG[case]("a" * size, size)()
         message = str(caught.value)
-        assert len(message) < 300
+        assert len(message) < 400
         assert "\n" not in message
         assert "…" in message or "too large to show" in message
 
@@ -164,8 +167,8 @@ def test_every_option_cuts_long_values_short(name):
     for option in (*TOPOLOGIES[name].options_class.__dataclass_fields__, "a" * 5000):
         for value in ("a" * 5000, ["a"] * 5000, -(10**5000)):
             with pytest.raises(TopologyError) as caught:
-                Residual(name, 4, 2, **{option: value})
-            assert len(str(caught.value)) < 300
+                find_topology(name)(4, 2, options={option: value})
+            assert len(str(caught.value)) < 400
 
 
 def test_find_topology():

@@ -1,5 +1,7 @@
 """What topologies come down to: siamese to its two streams, its Jacobian, and how mixing matrices are oriented."""
 
+import itertools
+
 import pytest
 import torch
 from torch.func import jacrev
@@ -147,27 +149,38 @@ def test_hyper_connections_apply_the_transpose(dynamic):
     assert_close(read_and_write_nothing(topology, H), torch.roll(H, 1, dims=-2), **CLOSE)
 
 
-def test_manifold_connections_apply_the_matrix_itself():
-    """x = H_res x: with H_res[i, i+1] = 1 row i comes from row i + 1."""
-    topology = make("mhc", 1, rate=4)
-    topology.links[0].b_res.data.copy_(200 * (shift(4) - 1))
-    H = torch.randn(3, 4, D, dtype=torch.float64)
-    assert_close(read_and_write_nothing(topology, H), torch.roll(H, -1, dims=-2), **CLOSE)
+def test_manifold_connections_apply_the_transpose():
+    """R = comb^T R: with comb[i, i+1] = 1 row j comes from row j - 1."""
+    topology = make("mhc", 1, rate=4, eps=0.0)
+    topology.links[0].b.data[8:] = 200 * (shift(4) - 1).flatten()
+    R = torch.randn(3, 4, D, dtype=torch.float64)
+    assert_close(read_and_write_nothing(topology, R), torch.roll(R, 1, dims=-2), **CLOSE)
 
 
-@pytest.mark.parametrize("rate", [2, 3, 4, 8])
-def test_manifold_mixing_is_doubly_stochastic(rate):
-    """Rows exactly, columns as far as the rounds go, for any parameters, and different for every token."""
-    topology = make("mhc", 1, rate=rate)
+def test_permutations_are_applied_as_they_are():
+    """R = P R: with all weight on the order (1, 2, 3, 0) row j comes from row j + 1."""
+    topology = make("mhc_lite", 1, rate=4)
+    orders = list(itertools.permutations(range(4)))
+    topology.links[0].b.data[8:] = torch.tensor([200.0 * (order == (1, 2, 3, 0)) for order in orders])
+    R = torch.randn(3, 4, D, dtype=torch.float64)
+    assert_close(read_and_write_nothing(topology, R), torch.roll(R, -1, dims=-2), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["mhc", "mhc_lite"])
+@pytest.mark.parametrize("rate", [2, 3, 4, 5])
+def test_manifold_mixing_is_doubly_stochastic(name, rate):
+    """Rows exactly, columns as far as Sinkhorn's rounds go, for any parameters, and different for every token."""
+    topology = make(name, 1, rate=rate, **({"eps": 0.0} if name == "mhc" else {}))
     randomise(topology)
-    link, x = topology.links[0], torch.randn(5, rate, D, dtype=torch.float64)
-    H_pre, H_post, H_res = link.connections(x)
+    link, R = topology.links[0], torch.randn(5, rate, D, dtype=torch.float64)
+    link.b.data.normal_()  # far from the identity
+    H_pre, H_post, H_res = link.connections(R)
     one = torch.ones(5, rate, dtype=torch.float64)
     assert H_res.shape == (5, rate, rate)
     assert_close(H_res.sum(-1), one, rtol=0, atol=1e-13)
     assert_close(H_res.sum(-2), one, rtol=0, atol=0.05)
-    link.sinkhorn_steps = 1000
-    assert_close(link.connections(x)[2].sum(-2), one, rtol=0, atol=1e-4)
+    link.rounds = 1000
+    assert_close(link.connections(R)[2].sum(-2), one, rtol=0, atol=1e-4)
     assert (H_res > 0).all()
     assert (H_res - H_res.transpose(-1, -2)).abs().max() > 1e-3 or rate == 2  # 2x2 ones are symmetric
     assert (H_res[0] - H_res[1]).abs().max() > 1e-3
@@ -200,3 +213,67 @@ def test_span_takes_its_first_skip_from_the_raw_embedding():
     assert_close(seen[0], links[0].read_norm(x))
     assert_close(seen[1], u, **CLOSE)
     assert_close(seen[2], links[1].norm(x + sublayers[1](u)), **CLOSE)
+
+
+def with_parameters_of(topology, other):
+    """The parameters of another topology that have the same names."""
+    own = dict(topology.named_parameters())
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            own[name].copy_(parameter)
+    return topology
+
+
+def test_beam_is_the_sandwich_with_its_stream_at_unit_scale():
+    norm = NormSpec("rms", eps=0.0)
+    sandwich, sublayers, x = random_case("sandwich", blocks=5)
+    sandwich = with_parameters_of(make("sandwich", 5, norm=norm), sandwich)
+    beam = with_parameters_of(make("beam", 5, norm=norm), sandwich)
+    assert_close(beam(x, sublayers), sandwich(x, sublayers), **CLOSE)
+    flow = make("beam", 20, norm=norm).start(x)
+    for _ in range(40):
+        flow.through(torch.randn_like)
+    assert 0.5 < flow.streams.square().mean().sqrt() < 2
+
+
+def test_embedding_back_without_its_scalars_is_pre_norm():
+    """r = 1 and z = b = 0."""
+    pre, sublayers, x = random_case("pre", blocks=3)
+    back = with_parameters_of(make("x0", 3), pre)
+    with torch.no_grad():
+        for name, parameter in back.named_parameters():
+            if name.endswith((".r", ".z")) or name == "b":
+                parameter.fill_(float(name.endswith(".r")))
+    assert_close(back(x, sublayers), pre(x, sublayers), **CLOSE)
+
+
+def test_gated_residual_with_one_row_and_open_gates_is_pre_norm():
+    """G = 1 and s = 1: z is the norm of the one row. Two opposite directions leave no token's gate closed."""
+    pre, sublayers, x = random_case("pre", blocks=3)
+    gated = make("gr:rate=1,rank=2", 3)
+    direction = torch.randn(D, dtype=torch.float64)
+    with torch.no_grad():
+        for name, parameter in gated.named_parameters():
+            if name.endswith("W_w"):
+                parameter.zero_()
+            elif name.endswith("W_d"):
+                parameter.copy_(1e4 * torch.stack([direction, -direction]))
+            elif name.endswith("W_u"):
+                parameter.fill_(1e4)
+        for link, other in zip(gated.links, pre.links, strict=True):
+            link.gated.weight.copy_(other.norm.weight.unsqueeze(0))
+        gated.last_read.weight.copy_(pre.final_norm.weight.unsqueeze(0))
+    assert_close(gated(x, sublayers), pre(x, sublayers), **CLOSE)
+
+
+def test_full_attention_residual_mixes_outputs_not_states():
+    """A query that sees one source alone gives the sublayer that source: an output, without what came before it."""
+    topology, sublayers, x = random_case("attnres:blocks=0", blocks=2)
+    flow = topology.start(x)
+    outputs = [flow.through(sublayer) for sublayer in sublayers]
+    assert all(torch.equal(v, o) for (v, _), o in zip(flow.streams, [x, *outputs], strict=True))
+    (v, _) = flow.streams[2]
+    with torch.no_grad():
+        topology.mix.query.copy_(1e6 * v[0, 0])
+        topology.mix.key_gain.fill_(1)
+    assert_close(flow.close()[0, 0], topology.final_norm(outputs[1])[0, 0], **CLOSE)

@@ -42,13 +42,17 @@ def test_meta_construction_then_reset_is_fresh_construction(row):
     with torch.device("meta"):
         inside = Residual(row.text, D, L, norm="layer")
     by_argument = Residual(row.text, D, L, norm="layer", device="meta")
-    expected = Residual(row.text, D, L, norm="layer").state_dict()
+    fresh = Residual(row.text, D, L, norm="layer")
+    torch.manual_seed(0)
+    fresh.reset_parameters()
+    expected = fresh.state_dict()
     for topology in (inside, by_argument):
         assert all(tensor.is_meta for tensor in topology.state_dict().values())
         topology.to_empty(device="cpu")
         with torch.no_grad():
             for parameter in topology.parameters():
                 parameter.fill_(float("nan"))  # what to_empty may leave behind
+        torch.manual_seed(0)
         topology.reset_parameters()
         assert_close(topology.state_dict(), expected, rtol=0, atol=0)
 
@@ -124,7 +128,7 @@ def test_autocast_does_not_round_the_streams(row):
         for _ in range(2 * L):
             flow.through(torch.zeros_like)
         got = flow.close()
-    if "dynamic=true" in row.text or row.name == "mhc":  # the connections themselves come from a projection
+    if "dynamic=true" in row.text or "gr" in row.text:  # the connections themselves come from a projection
         assert (got - expected).norm() / expected.norm() < 0.01
     else:
         assert_close(got, expected, rtol=1e-5, atol=1e-5)
@@ -165,7 +169,7 @@ def test_looking_at_streams_between_sublayers_changes_nothing(row):
     for sublayer in sublayers:
         flow.through(sublayer)
         named = topology.named_streams(flow.streams)
-        assert tuple(named) == row.streams
+        assert tuple(named) == row.streams_at(flow.index)
         assert {stream.shape for stream in named.values()} == {x.shape}
     assert_close(flow.close(), topology(x, sublayers), **CLOSE)
 

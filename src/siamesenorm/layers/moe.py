@@ -19,8 +19,8 @@ from siamesenorm.layers.kernels.swiglu import swiglu
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.residual.base import WeightRole
 from siamesenorm.residual.hooks import has_hooks
-from siamesenorm.residual.precision import LOW_PRECISION
 from siamesenorm.residual.norms import NormFactory
+from siamesenorm.residual.precision import LOW_PRECISION
 
 
 class RouterStats(NamedTuple):
