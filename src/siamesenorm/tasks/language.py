@@ -17,9 +17,8 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.data.tokens import Tokens
-from siamesenorm.models.lm import LanguageModel, LMOutput
-from siamesenorm.models.lm_config import LMConfig
-from siamesenorm.models.lm_counts import activations_of_token, flops_of_token
+from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
+from siamesenorm.models.lm.counts import activations_of_token, flops_of_token
 from siamesenorm.models.stack import Block
 from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of

@@ -33,9 +33,9 @@ from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.sharing import assemble
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
 from siamesenorm.layers.rotary import rotary_turn
-from siamesenorm.models.init import init_head, init_stack
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import MoEConfig
+from siamesenorm.models.lm.config import MoEConfig
+from siamesenorm.models.lm.init import init_head, init_stack
+from siamesenorm.models.lm.model import LanguageModel
 
 LORA_TARGET_MODULES = ["qkv", "out", "up", "down"]
 """Every projection of a dense model, for peft's ``LoraConfig(target_modules=...)``."""

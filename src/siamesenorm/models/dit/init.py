@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from siamesenorm.layers.sincos import grid_positions
 
 if TYPE_CHECKING:
-    from siamesenorm.models.dit import DiT, DiTBlock
+    from siamesenorm.models.dit.model import DiT, DiTBlock
 
 EMBEDDING_STD = 0.02
 

@@ -18,7 +18,7 @@ from siamesenorm.layers.attention import RoleWeights
 from siamesenorm.models.stack import Block
 
 if TYPE_CHECKING:
-    from siamesenorm.models.vit import VisionTransformer
+    from siamesenorm.models.vit.model import VisionTransformer
 
 
 @torch.no_grad()

@@ -19,8 +19,8 @@ from siamesenorm.layers.mask import document_positions, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Turn, rotary_turn
-from siamesenorm.models.init import Around, init_lm
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm.config import LMConfig
+from siamesenorm.models.lm.init import Around, init_lm
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual import Place, Residual
 from siamesenorm.residual.hooks import has_hooks
@@ -111,7 +111,7 @@ class LanguageModel(Stack):
         )
 
     def init_weights(self, seed: int | None = None, around: Around = nullcontext) -> None:
-        """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`."""
+        """First values for every parameter, the same for the same seed; see `siamesenorm.models.lm.init`."""
         init_lm(self, seed, around)
 
     @property

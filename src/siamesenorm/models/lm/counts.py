@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from siamesenorm.models.counts import Counts, counts_of, size_of_sublayers
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm.config import LMConfig
+from siamesenorm.models.lm.model import LanguageModel
 
 
 def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from siamesenorm.models.counts import Counts, counts_of
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.vit.config import ViTConfig
+from siamesenorm.models.vit.model import VisionTransformer
 
 
 def count_vit(config: ViTConfig) -> Counts:

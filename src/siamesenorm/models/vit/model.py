@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.patch import PatchEmbedding
 from siamesenorm.layers.vision_attention import VisionAttention
-from siamesenorm.models.positions import resample_positions
 from siamesenorm.models.stack import Block, Stack
-from siamesenorm.models.vit_config import ViTConfig
-from siamesenorm.models.vit_init import init_head, init_vit
+from siamesenorm.models.vit.config import ViTConfig
+from siamesenorm.models.vit.init import init_head, init_vit
+from siamesenorm.models.vit.positions import resample_positions
 from siamesenorm.residual import Place, Residual
 from siamesenorm.residual.flow import Streams
 
@@ -94,7 +94,7 @@ class VisionTransformer(Stack):
         return nn.Linear(self.config.dim, self.config.classes) if self.config.classes else nn.Identity()
 
     def init_weights(self, seed: int | None = None) -> None:
-        """First values for every parameter, the same for the same seed; see `siamesenorm.models.vit_init`."""
+        """First values for every parameter, the same for the same seed; see `siamesenorm.models.vit.init`."""
         init_vit(self, seed)
 
     def heads(self) -> Iterator[nn.Linear]:

@@ -42,8 +42,8 @@ from siamesenorm.models.stack import Block
 from siamesenorm.residual import Place
 
 if TYPE_CHECKING:
-    from siamesenorm.models.lm import LanguageModel
-    from siamesenorm.models.lm_config import LMConfig
+    from siamesenorm.models.lm.config import LMConfig
+    from siamesenorm.models.lm.model import LanguageModel
 
 SPREAD = 0.3  # std of the first logits; the first loss is SPREAD²/2 above ln(vocabulary)
 SELF_LOGIT = 2.0  # first logit of the token just read, at most; e² of 256 bytes adds .03 to the loss

@@ -17,8 +17,8 @@ from siamesenorm.layers.adaln import Modulation, modulate
 from siamesenorm.layers.condition_embedding import LabelEmbedding, TimestepEmbedding
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.vision_attention import VisionAttention
-from siamesenorm.models.dit_config import DiTConfig
-from siamesenorm.models.dit_init import init_dit
+from siamesenorm.models.dit.config import DiTConfig
+from siamesenorm.models.dit.init import init_dit
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual import Gated, Place, Residual, Topology
 from siamesenorm.residual.flow import Streams
@@ -96,7 +96,7 @@ class DiT(Stack):
         return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norms.stream, activation="gelu_tanh", bias=True)
 
     def init_weights(self, seed: int | None = None) -> None:
-        """First values for every parameter, the same for the same seed; see `siamesenorm.models.dit_init`."""
+        """First values for every parameter, the same for the same seed; see `siamesenorm.models.dit.init`."""
         init_dit(self, seed)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from siamesenorm.models.counts import Counts, counts_of
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.dit.config import DiTConfig
+from siamesenorm.models.dit.model import DiT
 
 
 def count_dit(config: DiTConfig) -> Counts:
