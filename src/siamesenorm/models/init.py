@@ -1,0 +1,100 @@
+"""First weights of any model: one part after the other, under the topology's `InitRule`.
+
+The rule is one std for all weights where the topology's authors fix it, a factor by role, and whether an
+initialiser's own depth factor stays. What a weight is drawn from, and what lies before and behind the blocks, each
+family says itself: ``lm/init.py``, ``vit/init.py``, ``dit/init.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from siamesenorm.residual import Place
+
+if TYPE_CHECKING:
+    from siamesenorm.models.stack import Stack
+
+Around = Callable[[nn.Module], AbstractContextManager[object]]
+"""What is done before and after a part of a model gets its values: a block, the residual, an embedding or a head.
+
+The model itself stands for what it holds beside its modules."""
+
+DRAWN = (nn.Linear, nn.Conv2d, nn.Embedding)
+
+
+class FirstWeights(ABC):
+    """Gives every parameter of a model its first value: ``FirstWeights(model, seed).fill()``.
+
+    around: may bring a part of a model on ``meta`` to life before, and take it apart behind; the values are the same.
+    """
+
+    model: Stack[Any]
+    config: Any
+
+    def __init__(self, model: Stack[Any], seed: int | None = None, around: Around = nullcontext) -> None:
+        self.model, self.config, self.rule, self.around = model, model.config, model.residual.init_rule, around
+        there = next(model.parameters()).device
+        device = torch.device("cpu") if there.type == "meta" else there
+        self.generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """All of the model. The draws do not depend on the topology, only their size does."""
+        self.embedding()
+        places = iter(self.model.residual.places)
+        for block in self.model.blocks:
+            with self.part(block):
+                for sublayer in block.sublayers:  # type: ignore[union-attr]  # ModuleList holds blocks
+                    place = next(places)
+                    for role, weight in sublayer.role_weights():
+                        self.projection(weight, place, role)
+        with self.part(self.model.residual):
+            pass  # nothing in it is drawn
+        self.head()
+
+    @abstractmethod
+    def embedding(self) -> None:
+        """What lies before the blocks."""
+
+    @abstractmethod
+    def projection(self, weight: Tensor, place: Place, role: Any) -> None:
+        """One weight of a sublayer."""
+
+    @abstractmethod
+    def head(self) -> None:
+        """What lies behind them."""
+
+    @contextmanager
+    def part(self, part: nn.Module) -> Iterator[None]:
+        """A part whose weights are drawn inside; all else in it has its values already."""
+        with self.around(part):
+            self.constants(part)
+            yield
+
+    def constants(self, part: nn.Module) -> None:
+        """First values that are not drawn: of norms, links, biases, and what a topology holds itself."""
+        for module in part.modules():
+            if isinstance(module, DRAWN):
+                if isinstance(bias := getattr(module, "bias", None), Tensor):
+                    nn.init.zeros_(bias)
+            elif hasattr(module, "role_weights"):
+                for parameter in module.parameters(recurse=False):
+                    nn.init.zeros_(parameter)  # biases of stacked experts; their weights are drawn
+            else:
+                reset: Callable[[], None] = getattr(module, "reset_parameters", lambda: None)
+                reset()
+
+    def std(self, own: float, role: Any) -> float:
+        """An initialiser's own std for a projection, under the topology's rule."""
+        return (self.rule.std or own) * self.rule.scale.get(role, 1.0)
+
+    def draw(self, weight: Tensor, std: float) -> None:
+        """Fill a weight; one without memory stays as it is."""
+        if not weight.is_meta:
+            weight.normal_(0, std, generator=self.generator)
