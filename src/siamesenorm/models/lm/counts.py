@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from siamesenorm.models.counts import Counts, counts_of, size_of_sublayers
+from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_per_token, size_of_sublayers
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
 
@@ -15,10 +15,12 @@ def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
     length = length or config.max_length
     with torch.device("meta"):
         model = LanguageModel(config)
-    idle = idle_parameters(model)
-    flops = flops_of_token(config, size_of_sublayers(model) - idle, length)
     return counts_of(
-        model, flops=flops, length=length, activations=activations_of_token(config, model.residual.kept), idle=idle
+        model,
+        flops=flops_of_token(model, length),
+        length=length,
+        activations=activations_of_token(config, model.residual.kept),
+        idle=idle_parameters(model),
     )
 
 
@@ -32,19 +34,19 @@ def idle_parameters(model: LanguageModel) -> int:
     return stacked * (config.moe.experts - config.moe.top_k) // config.moe.experts
 
 
-def flops_of_token(config: LMConfig, sublayer_parameters: int, length: int) -> float:
-    """Two per weight and token, the head included; attention's two products over what a token sees on average."""
-    seen = (length + 1) / 2
-    if config.window is not None and config.window < length:
-        seen = config.window - config.window * (config.window - 1) / (2 * length)
-    attention = 4 * config.blocks * config.heads * config.head_width * seen
-    return 2 * (sublayer_parameters + config.vocab_size * config.dim) + attention
+def flops_of_token(model: LanguageModel, length: int) -> float:
+    """Forward, of a token that sees half of a sequence, or its window; idle experts do not count."""
+    c, seen = model.config, (length + 1) / 2
+    if c.window is not None and c.window < length:
+        seen = c.window - c.window * (c.window - 1) / (2 * length)
+    weights = size_of_sublayers(model) - idle_parameters(model) + c.vocab_size * c.dim
+    return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.head_width, seen=seen)
 
 
-def activations_of_token(config: LMConfig, kept: float = 2.0) -> int:
-    """Numbers kept per token: what links keep (`Topology.kept`), q, k, v, attention's output, the FFN's inner."""
-    inner = config.heads * config.head_width
-    qkv = inner + 2 * config.key_heads * config.head_width
-    hidden = config.ffn_dim if config.moe is None else config.moe.top_k * config.moe.expert_dim
-    ffn = (3 if config.activation == "swiglu" else 2) * hidden
-    return config.blocks * (int(2 * kept * config.dim) + qkv + inner + ffn) + 2 * config.dim
+def activations_of_token(config: LMConfig, links: float = 2.0) -> int:
+    """Numbers kept in sublayers: q, k, v, attention's output, the FFN's inner."""
+    c = config
+    heads = 2 * (c.heads + c.key_heads) * c.head_width
+    hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim
+    ffn = (3 if c.activation == "swiglu" else 2) * hidden
+    return kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=heads, ffn=ffn)
