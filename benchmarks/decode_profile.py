@@ -12,9 +12,7 @@ from pathlib import Path
 
 import torch
 
-from siamesenorm.models.generation import generate
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig, generate
 
 RESULT = Path(__file__).parent / "results" / "decode_profile.txt"
 TOKENS = 64

@@ -27,8 +27,7 @@ from torch import nn
 
 from siamesenorm import __version__
 from siamesenorm.data import embedded_tokens
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import QuietDisplay

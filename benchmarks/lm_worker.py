@@ -69,8 +69,7 @@ class Ours(Contestant):
     """Our own; the detail is a topology, with ``+compiled`` behind it for torch.compile."""
 
     def __init__(self, shape: Shape, detail: str) -> None:
-        from siamesenorm.models.lm import LanguageModel
-        from siamesenorm.models.lm_config import LMConfig
+        from siamesenorm.models.lm import LanguageModel, LMConfig
 
         topology, _, compiled = detail.partition("+")
         self.model = LanguageModel(
@@ -93,7 +92,7 @@ class Ours(Contestant):
 
     def decode(self, prompt: Tensor, count: int) -> Tensor:
         """The package's own generation."""
-        from siamesenorm.models.generation import generate
+        from siamesenorm.models.lm import generate
 
         return torch.tensor(generate(self.model, prompt, max_new_tokens=count))  # type: ignore[arg-type]
 

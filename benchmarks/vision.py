@@ -30,8 +30,7 @@ import siamesenorm.interop.timm  # noqa: F401
 from saved import saved_bytes
 from siamesenorm import __version__
 from siamesenorm.interop.official import to_official
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_presets import vit_preset
+from siamesenorm.models.vit import VisionTransformer, vit_preset
 
 RESULT = Path(__file__).parent / "results" / "vision.json"
 CONTESTANTS = ["timm", "pre", "siamese", "siamese@unfused"]

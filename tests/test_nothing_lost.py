@@ -28,8 +28,7 @@ from siamesenorm.data.latents.encoding import encode_images
 from siamesenorm.data.latents.index import read_latent_index, verify_latents
 from siamesenorm.interop.huggingface import export as export_hf
 from siamesenorm.interop.staging import RECORD, check_target
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.dit import DiT, DiTConfig
 from siamesenorm.refusal import refusal
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.train import checkpoint_folder, folder

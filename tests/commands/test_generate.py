@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from siamesenorm.cli import main
-from siamesenorm.models.generation import before
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm.generation import before
 
 from .refusals import one_sentence
 

@@ -3,8 +3,7 @@
 import torch
 
 from siamesenorm.interop.huggingface import SiameseNormConfig, SiameseNormForCausalLM
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 
 VOCABULARY = 67
 HYBRID = "siamese:form=hybrid_pre"

@@ -9,8 +9,7 @@ from tests.commands.refusals import one_sentence
 from tests.interop.diffusers_models import tiny_autoencoder
 
 from siamesenorm.cli import main
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.dit import DiT, DiTConfig
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.diffusion.sampling import Sampler, make_scheduler, mixed_seed, sample
 

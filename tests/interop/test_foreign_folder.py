@@ -12,8 +12,7 @@ from tests.commands.refusals import one_sentence
 from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.foreign_folder import check_size, read_by_others, whole
 from siamesenorm.interop.huggingface import export
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 
 SENSELESS = {
     "num_hidden_layers": (10**6, "x", -1, None, [1]),

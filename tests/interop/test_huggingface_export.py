@@ -16,7 +16,7 @@ from siamesenorm.data import ByteTokenizer, train_bpe
 from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.huggingface import byte_tokenizer, export, from_language_model
 from siamesenorm.interop.huggingface.bundle import bundled_files
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LMConfig
 from siamesenorm.residual.kernels import native
 
 from .huggingface_models import HYBRID, language_model, lm_config, tokens

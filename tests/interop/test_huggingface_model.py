@@ -15,9 +15,7 @@ from siamesenorm.interop.huggingface import (
     from_language_model,
     to_language_model,
 )
-from siamesenorm.models.generation import generate
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig, generate
 from siamesenorm.residual import TOPOLOGIES
 
 from .huggingface_models import HYBRID, VOCABULARY, causal_lm, language_model, lm_config, tokens

@@ -5,12 +5,9 @@ import torch
 
 from residual.table import ROWS
 from siamesenorm.interop.official import OfficialError, load_deit, load_dit, load_lm, to_official
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig, MoEConfig
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.dit import DiT, DiTConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig, MoEConfig
+from siamesenorm.models.vit import VisionTransformer, ViTConfig
 
 TEXTS = [row.text for row in ROWS] + [
     "siamese:form=post_pre,x=post:norm_at=start,input_norm=true,final_norm=true",

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from closeness import assert_same_but_for_rounding
 from siamesenorm.interop.official import OfficialError, to_official
-from siamesenorm.models.positions import resample_positions
+from siamesenorm.models.vit.positions import resample_positions
 
 interop = pytest.importorskip("siamesenorm.interop.timm", exc_type=ImportError)
 timm = sys.modules["timm"]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm import Residual
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.residual import TOPOLOGIES, NormSpec
 
 FORMS = ["siamese:form=plain", "siamese:form=hybrid_pre", "siamese:x=span,y=scaled", "mhc:collapse=learned"]

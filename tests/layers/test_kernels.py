@@ -17,9 +17,7 @@ from siamesenorm.layers.kernels.swiglu import swiglu
 from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import rotary_turn, rotate, split_and_rotate
-from siamesenorm.models.generation import generate
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig, generate
 from siamesenorm.residual.kernels import native
 from siamesenorm.residual.kernels.native import disabled
 

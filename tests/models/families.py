@@ -6,12 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.dit import DiT, DiTConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
+from siamesenorm.models.vit import VisionTransformer, ViTConfig
 
 STACK = {"dim": 8, "blocks": 2, "heads": 2, "ffn_dim": 12}
 IMAGE = {"channels": 1, "classes": 3, "patch_size": 2}

@@ -2,8 +2,7 @@
 
 import torch
 
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.residual import TOPOLOGIES
 
 ALL = [*TOPOLOGIES, "siamese:form=plain", "siamese:form=hybrid_pre", "post:norm_at=end", "hyper:dynamic=false"]

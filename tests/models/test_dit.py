@@ -6,9 +6,7 @@ from torch.testing import assert_close
 
 from siamesenorm.layers.condition_embedding import LabelEmbedding, timestep_features
 from siamesenorm.layers.sincos import grid_positions
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
-from siamesenorm.models.dit_presets import DIT_PRESETS, dit_preset
+from siamesenorm.models.dit import DIT_PRESETS, DiT, DiTConfig, dit_preset
 from siamesenorm.residual import TOPOLOGIES
 from siamesenorm.train.activations import checkpoint_activations
 

@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_counts import count_dit
-from siamesenorm.models.dit_presets import dit_preset
+from siamesenorm.models.dit import DiT, count_dit, dit_preset
 
 from .small import kept_for_backward
 

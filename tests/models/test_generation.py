@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from closeness import assert_same_but_for_rounding
-from siamesenorm.models.generation import Sampling, ends_with, generate, stream
+from siamesenorm.models.lm import Sampling, generate, stream
+from siamesenorm.models.lm.generation import ends_with
 
 from .small import ALL, stirred
 

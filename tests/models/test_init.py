@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 
 from .small import ALL
 

@@ -3,8 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from siamesenorm.models.lm_config import LMConfig, MoEConfig
-from siamesenorm.models.presets import preset
+from siamesenorm.models.lm import LMConfig, MoEConfig, preset
 
 from .small import config
 

@@ -7,9 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_counts import count_lm
-from siamesenorm.models.presets import PRESETS, preset
+from siamesenorm.models.lm import PRESETS, LanguageModel, count_lm, preset
 
 from .small import config, kept_for_backward, stirred
 

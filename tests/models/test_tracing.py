@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
-from siamesenorm.models.generation import generate
+from siamesenorm.models.lm import generate
 from siamesenorm.residual.kernels import native
 
 from .families import FAMILIES, WORDS, callable_form, language

@@ -9,9 +9,8 @@ from pydantic import ValidationError
 
 from closeness import assert_same_gradients
 from siamesenorm.layers.patch import PatchEmbedding
-from siamesenorm.models.positions import resample_positions, square_grid
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.vit import VisionTransformer, ViTConfig
+from siamesenorm.models.vit.positions import resample_positions, square_grid
 from siamesenorm.train.activations import KINDS, checkpoint_activations
 
 from .small import ALL

@@ -7,9 +7,7 @@ from typer.testing import CliRunner
 
 from siamesenorm.cli import app
 from siamesenorm.models.families import FAMILIES
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_counts import count_vit
-from siamesenorm.models.vit_presets import VIT_PRESETS, vit_preset
+from siamesenorm.models.vit import VIT_PRESETS, VisionTransformer, count_vit, vit_preset
 
 from .small import kept_for_backward
 

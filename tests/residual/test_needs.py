@@ -10,12 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from siamesenorm.layers.attention import Attention
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig, MoEConfig
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.dit import DiT, DiTConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig, MoEConfig
+from siamesenorm.models.vit import VisionTransformer, ViTConfig
 from siamesenorm.residual import AttentionNorms, Flow, InitRule, TopologyError, UnmetNeedsWarning
 
 from .stacks import D, L, every_row, make

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from siamesenorm.data import arithmetic_choices, score_choices
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import ByteTokenizer
-from siamesenorm.models.generation import generate
-from siamesenorm.models.lm_counts import count_lm
+from siamesenorm.models.lm import count_lm, generate
 from siamesenorm.tasks import TASKS, find_task
 from siamesenorm.tasks.harness import make_adapter
 from siamesenorm.tasks.language import LanguageTask, perplexity

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.models.stack import Block
 from siamesenorm.residual import TOPOLOGIES
 from siamesenorm.train.activations import checkpoint_activations

@@ -1,7 +1,6 @@
 """Looking never changes training: evaluation, samples, lm-eval, checkpoints and logs leave every loss as it is.
 
-One row for each task and each way to spread a model; held-out data divide unevenly among the processes. Tensor
-parallelism splits language models only and refuses the others.
+One row for each task and each way to spread a model; held-out data divide unevenly among the processes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from siamesenorm.tasks import harness
 from siamesenorm.tasks.fidelity import classifier
 from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import read_metrics
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
@@ -101,12 +99,7 @@ def sweep(world: World, folder: Path, modes: dict[str, int | None]) -> dict[str,
     for mode, group in modes.items():
         spread = World(world.rank, world.size, world.local_rank, world.local_size, world.device, mode, group)
         for task in TASKS:
-            place = folder / f"{mode}-{task}"
-            if mode == "tp" and task != "language":
-                with pytest.raises(ConfigError, match=r"'tp' is not allowed for .*; it splits language models"):
-                    runs_in(spread, place, task)
-            else:
-                found[f"{mode} {task}"] = runs_in(spread, place, task)
+            found[f"{mode} {task}"] = runs_in(spread, folder / f"{mode}-{task}", task)
     return found
 
 
@@ -143,7 +136,7 @@ def test_looking_changes_no_loss_in_many_processes(one, size, tmp_path, monkeypa
     write_images(tmp_path / "images")
     modes = WORLDS[size]
     rows = run_world(size, sweep, tmp_path, modes)[0]
-    check_rows(rows, {f"{mode} {task}" for mode in modes for task in TASKS if mode != "tp" or task == "language"})
+    check_rows(rows, {f"{mode} {task}" for mode in modes for task in TASKS})
     for row, found in rows.items():
         for kind in ("looked", "averaged"):
             alone = one[f"one {row.partition(' ')[2]}"][f"{kind}, held out"]

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.residual import TOPOLOGIES, Link
 from siamesenorm.train.config import OptimizerConfig
 from siamesenorm.train.optimizer import build_optimizer, parameter_groups, set_lr

@@ -8,7 +8,7 @@ import yaml as plain_yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from siamesenorm.models.presets import PRESETS
+from siamesenorm.models.lm import PRESETS
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import default_of, describe_allowed, fields_of

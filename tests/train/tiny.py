@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.parallel import Spreading, clip_gradients, uniform_groups
 

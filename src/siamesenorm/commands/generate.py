@@ -38,8 +38,9 @@ def generate(
 ) -> None:
     """Let a trained language model go on with a text, or with several."""
     from siamesenorm.lab.inspection.source import open_folder
-    from siamesenorm.models.generation import Sampling, before, ends_with
-    from siamesenorm.models.generation import generate as run_generation
+    from siamesenorm.models.lm import Sampling
+    from siamesenorm.models.lm.generation import before, ends_with
+    from siamesenorm.models.lm.generation import generate as run_generation
     from siamesenorm.train.errors import ConfigError
 
     try:

@@ -20,8 +20,7 @@ from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
 from siamesenorm.interop.official_forms import VISION, official_topology
 from siamesenorm.interop.renaming import Names, load_renamed, rename
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.vit import VisionTransformer, ViTConfig
 
 SUBLAYERS = {
     "attn.qkv": "attention.qkv",

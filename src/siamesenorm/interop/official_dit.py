@@ -21,8 +21,7 @@ from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
 from siamesenorm.interop.official_forms import DIFFUSION, official_topology
 from siamesenorm.interop.renaming import Names, load_renamed, rename
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.dit import DiT, DiTConfig
 
 FIELDS: dict[str, Any] = {
     "input_size": 32,

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from siamesenorm.catalogue import spec_of
 from siamesenorm.interop.errors import OfficialError
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LMConfig
 from siamesenorm.residual import Residual, Topology
 from siamesenorm.residual.siamese import Siamese
 

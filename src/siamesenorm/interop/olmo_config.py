@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
-from siamesenorm.models.lm_config import LMConfig
+from siamesenorm.models.lm import LMConfig
 
 
 def words(text: str) -> frozenset[str]:

@@ -16,8 +16,7 @@ from siamesenorm.data.images.pictures import decode
 from siamesenorm.data.images.transforms import CentreCrop
 from siamesenorm.data.reading import parse_json, reason_of
 from siamesenorm.data.tensors import read_tensors
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.vit import VisionTransformer, ViTConfig
 from siamesenorm.tasks.base import check_limits
 from siamesenorm.tasks.classification import ClassificationTask, transform_of
 from siamesenorm.tasks.classification_config import ImageDataConfig

@@ -72,6 +72,22 @@ def counts_of(model: Any, *, flops: float, length: int, activations: int, idle: 
     )
 
 
+def flops_per_token(weights: int, *, blocks: int, width: int, seen: float) -> float:
+    """Of a forward pass: two per weight, and attention's two products over the tokens that a token sees.
+
+    width: of all heads of a block together.
+    """
+    return 2 * weights + 4 * blocks * width * seen
+
+
+def kept_per_token(*, blocks: int, dim: int, links: float, attention: int, ffn: int) -> int:
+    """Numbers kept for backward: of embedding and output, and in every block of its links and its sublayers' insides.
+
+    links: tensors of width `dim` that each of the two keeps, its sublayer's reading too (`Topology.kept`).
+    """
+    return blocks * (int(2 * links * dim) + attention + ffn) + 2 * dim
+
+
 def size_of_sublayers(model: Any) -> int:
     """Parameters of attention and FFN in all blocks."""
     return sum(size(sublayer) for block in model.blocks for sublayer in block.sublayers)

@@ -9,15 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from siamesenorm.models.counts import Counts
-from siamesenorm.models.dit_config import DiTConfig
-from siamesenorm.models.dit_counts import count_dit
-from siamesenorm.models.dit_presets import DIT_PRESETS
-from siamesenorm.models.lm_config import LMConfig
-from siamesenorm.models.lm_counts import count_lm
-from siamesenorm.models.presets import PRESETS, Preset
-from siamesenorm.models.vit_config import ViTConfig
-from siamesenorm.models.vit_counts import count_vit
-from siamesenorm.models.vit_presets import VIT_PRESETS
+from siamesenorm.models.dit import DIT_PRESETS, DiTConfig, count_dit
+from siamesenorm.models.lm import PRESETS, LMConfig, count_lm
+from siamesenorm.models.presets import Preset
+from siamesenorm.models.vit import VIT_PRESETS, ViTConfig, count_vit
 
 
 @dataclass(frozen=True)

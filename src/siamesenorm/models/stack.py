@@ -2,18 +2,22 @@
 
 A block holds attention, FFN and the two links that join them to the stream(s): streams in, streams out. So it can be
 sharded (``fully_shard(block)``), compiled (`Stack.compile_blocks`), checkpointed (`Stack.run`) or put on another
-machine by itself. What the models say themselves is which sublayers they have, and how streams begin and end.
+machine by itself. What the models say themselves is which sublayers they have, how streams begin and end, and how
+their weights start.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from siamesenorm.models.init import Around, FirstWeights
 from siamesenorm.residual import Place, Topology
 from siamesenorm.residual.flow import Streams, output_of
 from siamesenorm.residual.hooks import BACKWARD, FORWARD, everywhere, has_hooks
@@ -114,24 +118,58 @@ def run_block(block: Block, streams: Streams, context: Context) -> tuple[Streams
     return block(streams, context)
 
 
-class Stack(nn.Module):
-    """A model whose `residual` carries its `blocks`; language, vision and diffusion models subclass it."""
+Config = TypeVar("Config")
 
+
+class Stack(nn.Module, ABC, Generic[Config]):
+    """A model whose `residual` carries its `blocks`; language, vision and diffusion models subclass it.
+
+    Made under ``torch.device("meta")`` it costs nothing; ``to_empty`` and `init_weights` then give it life.
+    """
+
+    block_class: ClassVar[type[Block]] = Block
+    first_weights: ClassVar[type[FirstWeights]]
     residual: Topology
     blocks: nn.ModuleList
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config, *, seed: int | None = None, fused: bool = True) -> None:
         super().__init__()
+        self.config = config
         self.run: Runner = run_block
         self.register_load_state_dict_pre_hook(_rename_links)
+        device = torch.get_default_device()
+        with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
+            self.build(fused)
+        if device.type != "meta":
+            self.to_empty(device=device)
+            self.init_weights(seed)
 
-    def make_blocks(self, topology: Topology, block: Callable[[Place, Place, list[Any]], Block]) -> None:
-        """Build the blocks on a topology, which hands its links over to them: ``block(place, place, links)``."""
+    @abstractmethod
+    def build(self, fused: bool) -> None:
+        """Make all modules: what lies before the blocks, the blocks by `make_blocks`, and what lies behind them."""
+
+    @abstractmethod
+    def make_attention(self, place: Place) -> nn.Module:
+        """The attention of a place in the stack."""
+
+    @abstractmethod
+    def make_ffn(self, place: Place) -> nn.Module:
+        """The FFN of a place in the stack."""
+
+    def make_blocks(self, topology: Topology) -> None:
+        """Build the blocks on a topology, which hands its links over to them."""
         links, places = list(topology.links), topology.places
         del topology.links
         topology.links = links  # type: ignore[assignment]  # a plain list: the blocks own them now
         self.residual = topology
-        self.blocks = nn.ModuleList(block(places[k], places[k + 1], links[k : k + 2]) for k in range(0, len(places), 2))
+        self.blocks = nn.ModuleList(
+            self.block_class(self.make_attention(first), self.make_ffn(second), links[k : k + 2], topology)
+            for k, first, second in zip(range(0, len(places), 2), places[::2], places[1::2], strict=True)
+        )
+
+    def init_weights(self, seed: int | None = None, around: Around = nullcontext) -> None:
+        """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`."""
+        self.first_weights(self, seed, around).fill()
 
     def through(self, x: Tensor, context: Context = None) -> tuple[Tensor, list[Any]]:
         """The stack's output for an embedding, and what its blocks reported."""

@@ -16,9 +16,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.loader import TestImages, TrainingImages
 from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm, seeded
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform, per_channel
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
-from siamesenorm.models.vit_counts import count_vit
+from siamesenorm.models.vit import VisionTransformer, ViTConfig, count_vit
 from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
 from siamesenorm.tasks.classification_config import (
     ClassificationEvaluationConfig,

@@ -11,8 +11,8 @@ from torch import nn
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import Tokenizer
-from siamesenorm.models.generation import before, ends_with, generate
-from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm import LanguageModel, generate
+from siamesenorm.models.lm.generation import before, ends_with
 from siamesenorm.tasks import harness_tasks
 from siamesenorm.tasks.likelihood import likelihoods, score_rows
 

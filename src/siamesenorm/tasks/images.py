@@ -48,6 +48,7 @@ class ImageTask(Task):
     """A task whose samples are labelled images; a subclass says what is learnt of them."""
 
     unit = "images"
+    in_parts = True
     model_class: ClassVar[Any]
     """Made from the model section, with a seed where it is to have its first weights."""
     count: ClassVar[Callable[[Any], Counts]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,10 +17,8 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.data.tokens import Tokens
-from siamesenorm.models.lm import LanguageModel, LMOutput
-from siamesenorm.models.lm_config import LMConfig
-from siamesenorm.models.lm_counts import activations_of_token, flops_of_token
-from siamesenorm.models.stack import Block
+from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
+from siamesenorm.models.lm.counts import activations_of_token, flops_of_token
 from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.language_config import LanguageEvaluationConfig, TextDataConfig
@@ -284,15 +282,9 @@ class LanguageTask(Task):
         return kept * self.data_config.sequence_length
 
     def flops_per_sample(self, model: nn.Module) -> float:
-        """Forward and backward over one sequence; experts that a token is not sent to do not count."""
-        blocks = [block for block in model.modules() if isinstance(block, Block)]
-        sublayers = sum(p.numel() for block in blocks for sublayer in block.sublayers for p in sublayer.parameters())
-        if (moe := self.model_config.moe) is not None:
-            halves = 3 if self.model_config.activation == "swiglu" else 2
-            idle = (moe.experts - moe.top_k) * halves * self.model_config.dim * moe.expert_dim
-            sublayers -= self.model_config.blocks * idle
+        """Forward and backward over one sequence."""
         length = self.data_config.sequence_length
-        return 3 * length * flops_of_token(self.model_config, sublayers, length)
+        return 3 * length * flops_of_token(cast(LanguageModel, model), length)
 
     def chance_loss(self) -> float | None:
         """Entropy of the frequencies of tokens, over the first sequences of training."""

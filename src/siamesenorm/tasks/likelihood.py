@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.data.tokenizer import Tokenizer
-from siamesenorm.models.generation import pad_left
+from siamesenorm.models.lm.generation import pad_left
 
 LOGITS = 2**24
 """Logits that are made at once, 64 MB of float32."""

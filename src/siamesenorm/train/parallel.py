@@ -1,4 +1,4 @@
-"""Spreading a language model over processes, from outside: the model's own code knows nothing of it.
+"""Spreading a model over processes, from outside: the model's own code knows nothing of it.
 
 | mode   | weights                                               | batch                    |
 |--------|-------------------------------------------------------|--------------------------|
@@ -30,7 +30,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
@@ -54,7 +53,7 @@ def apply_parallelism(
     strategy: one of the table's modes; default: the world's. dtype: what sharded blocks are gathered and computed
     in (gradients are summed in float32); default: that of the weights. compiled: whether blocks go through
     torch.compile. The optimiser is made afterwards.
-    A language model on ``meta`` gets the first weights of `seed` here, part by part: every part is spread before the
+    A model of ours on ``meta`` gets the first weights of `seed` here, part by part: every part is spread before the
     next is made, so that no process ever holds more than its own share and one block.
     """
     strategy = strategy or world.mode
@@ -73,7 +72,7 @@ def apply_parallelism(
         devices = [world.device.index] if world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     spreading = Spreading(model, world, dtype, compiled)
-    if isinstance(model, LanguageModel) and model.embedding.weight.is_meta:
+    if isinstance(model, Stack) and next(model.parameters()).is_meta:
         model.init_weights(seed, around=spreading.made)
     else:
         for part in spreading.alone:
@@ -107,10 +106,9 @@ class Spreading:
         self.shards: DeviceMesh | None = world.mesh
         self.tensors: DeviceMesh | None = None
         if world.mode == "tp":
-            if not isinstance(model, LanguageModel):
-                raise ConfigError(
-                    f"parallel.mode: 'tp' is not allowed for {type(model).__name__}; it splits language models"
-                )
+            if not isinstance(model, Stack):
+                kind = type(model).__name__
+                raise ConfigError(f"parallel.mode: 'tp' is not allowed for {kind}; it splits models of siamesenorm")
             self.shards, self.tensors = world.mesh["data"] if world.data_size > 1 else None, world.mesh["tensor"]
         # A linear layer with a bias returns a view; no topology writes over a sublayer's output.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -123,7 +121,7 @@ class Spreading:
     @contextlib.contextmanager
     def made(self, part: nn.Module) -> Iterator[None]:
         """Memory for a part, which is filled inside; behind it, what other processes hold is given back."""
-        part.to_empty(device="cpu")  # where one process draws too
+        part.to_empty(device="cpu", recurse=part is not self.model)  # where one process draws too
         yield
         self.part(part)
 

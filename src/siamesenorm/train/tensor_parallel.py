@@ -1,4 +1,4 @@
-"""Tensor parallelism of a language model: each process has some heads and some columns of the FFN.
+"""Tensor parallelism of any model: each process has some heads and some columns of the FFN.
 
 The streams are the same in every process of a group, so that topologies, their fused steps and the head run as
 they are. A sublayer's first matrix is split by rows and its last by columns; the outputs are summed once a sublayer

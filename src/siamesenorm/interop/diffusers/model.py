@@ -12,8 +12,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor
 
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.dit import DiT, DiTConfig
 
 
 class ResidualDiTModel(ModelMixin, ConfigMixin):

@@ -17,8 +17,8 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from siamesenorm.models import lm_config
-from siamesenorm.models.lm_config import LMConfig, MoEConfig
+from siamesenorm.models.lm import LMConfig, MoEConfig
+from siamesenorm.models.lm import config as lm_config
 from siamesenorm.version import __version__
 
 PACKAGE = "siamesenorm"

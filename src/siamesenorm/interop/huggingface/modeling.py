@@ -33,9 +33,9 @@ from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.sharing import assemble
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
 from siamesenorm.layers.rotary import rotary_turn
-from siamesenorm.models.init import init_head, init_stack
-from siamesenorm.models.lm import LanguageModel
-from siamesenorm.models.lm_config import MoEConfig
+from siamesenorm.models.lm.config import MoEConfig
+from siamesenorm.models.lm.init import LMFirstWeights
+from siamesenorm.models.lm.model import LanguageModel
 
 LORA_TARGET_MODULES = ["qkv", "out", "up", "down"]
 """Every projection of a dense model, for peft's ``LoraConfig(target_modules=...)``."""
@@ -120,7 +120,7 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         loaded = [p for p in here if getattr(p, "_is_hf_initialized", False)]
         if len(loaded) < len(here):
             values = [p.detach().clone() for p in loaded]
-            init_stack(assemble(self.config, self, None))
+            assemble(self.config, self, None).init_weights()
             for parameter, value in zip(loaded, values, strict=True):
                 parameter.copy_(value)
         for own in self.modules():
@@ -200,7 +200,7 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """The head's own law; the stack has been given its values by the base model."""
         if module is self.lm_head:
-            init_head(assemble(self.config, self.model, None), self.lm_head.weight)
+            LMFirstWeights(assemble(self.config, self.model, None)).head_weight(self.lm_head.weight)
         else:
             super()._init_weights(module)
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
-from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm.model import LanguageModel
 
 
 def transformers_name(name: str) -> str:

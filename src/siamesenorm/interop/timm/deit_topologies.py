@@ -16,7 +16,7 @@ from torch import nn
 
 from siamesenorm.interop.timm.model import TimmVisionTransformer
 from siamesenorm.interop.timm.weights import checkpoint_filter_fn
-from siamesenorm.models.vit_presets import DEIT_WIDTHS
+from siamesenorm.models.vit.presets import DEIT_WIDTHS
 from siamesenorm.residual import TOPOLOGIES
 
 TOPOLOGIES_BY_SUFFIX = {

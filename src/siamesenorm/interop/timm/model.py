@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from siamesenorm.models.stack import run_block
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.vit import VisionTransformer, ViTConfig
 from siamesenorm.residual import Link, Topology
 
 POOLS = {"token": "token", "avg": "avg", "": "none"}

@@ -16,7 +16,7 @@ from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.loader import TestImages, TrainingImages
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform
 from siamesenorm.data.latents import LatentImages
-from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.dit import DiTConfig
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig
 from siamesenorm.tasks.diffusion.noise import draw
 

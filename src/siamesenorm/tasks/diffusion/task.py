@@ -13,9 +13,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.latents import LatentImages, is_latents, open_latents
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
-from siamesenorm.models.dit_counts import count_dit
+from siamesenorm.models.dit import DiT, DiTConfig, count_dit
 from siamesenorm.tasks.base import Average, Batch, Loss, check_limits
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig, DiffusionEvaluationConfig, ProcessConfig
 from siamesenorm.tasks.diffusion.data import (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,9 +18,9 @@ from siamesenorm.layers.mask import document_positions, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Turn, rotary_turn
-from siamesenorm.models.init import Around, init_lm
-from siamesenorm.models.lm_config import LMConfig
-from siamesenorm.models.stack import Block, Stack
+from siamesenorm.models.lm.config import LMConfig
+from siamesenorm.models.lm.init import LMFirstWeights
+from siamesenorm.models.stack import Stack
 from siamesenorm.residual import Place, Residual
 from siamesenorm.residual.hooks import has_hooks
 
@@ -44,7 +43,7 @@ class LMOutput:
     """The loss without auxiliary parts, detached; what perplexity is made of."""
 
 
-class LanguageModel(Stack):
+class LanguageModel(Stack[LMConfig]):
     """A decoder-only Transformer on any residual topology.
 
     ::
@@ -52,37 +51,22 @@ class LanguageModel(Stack):
         model = LanguageModel(LMConfig(vocab_size=256, dim=64, blocks=4, heads=4, ffn_dim=192))
         model(ids).logits                      # (batch, tokens, 256)
         model(ids[:, :-1], labels=ids[:, 1:]).loss.backward()
-
-    Made under ``torch.device("meta")`` it costs nothing; ``to_empty`` and `init_weights` then give it life.
     """
 
     attention_class: ClassVar[type[Attention]] = Attention
+    first_weights = LMFirstWeights
 
-    def __init__(self, config: LMConfig, *, seed: int | None = None, fused: bool = True) -> None:
-        super().__init__()
-        self.config = config
-        device = torch.get_default_device()
-        with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
-            self.embedding = nn.Embedding(config.vocab_size, config.dim)
-            residual = Residual(
-                config.topology,
-                config.dim,
-                config.blocks,
-                norm=config.norm_spec,
-                dropout=config.dropout,
-                fused=fused,
-                needs="met",
-            )
-            self.make_blocks(
-                residual,
-                lambda first, second, links: Block(self._attention(first), self._ffn(second), links, residual),
-            )
-            self.head = None if config.tied else Linear(config.dim, config.vocab_size, bias=False)
-        if device.type != "meta":
-            self.to_empty(device=device)
-            self.init_weights(seed)
+    def build(self, fused: bool) -> None:
+        """Embedding, blocks, and a head where it is not the embedding itself."""
+        c = self.config
+        self.embedding = nn.Embedding(c.vocab_size, c.dim)
+        self.make_blocks(
+            Residual(c.topology, c.dim, c.blocks, norm=c.norm_spec, dropout=c.dropout, fused=fused, needs="met")
+        )
+        self.head = None if c.tied else Linear(c.dim, c.vocab_size, bias=False)
 
-    def _attention(self, place: Place) -> Attention:
+    def make_attention(self, place: Place) -> Attention:
+        """Grouped queries and rotary positions, as the configuration has them."""
         c = self.config
         return self.attention_class(
             c.dim,
@@ -96,7 +80,8 @@ class LanguageModel(Stack):
             layer=place.block,
         )
 
-    def _ffn(self, place: Place) -> nn.Module:
+    def make_ffn(self, place: Place) -> nn.Module:
+        """An MLP, or experts."""
         c, needs = self.config, self.residual.needs(place)
         if c.moe is None:
             return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec, activation=c.activation, bias=c.bias)
@@ -109,10 +94,6 @@ class LanguageModel(Stack):
             bias=c.bias,
             output_norm=c.norm_spec if needs.output_norm else None,
         )
-
-    def init_weights(self, seed: int | None = None, around: Around = nullcontext) -> None:
-        """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`."""
-        init_lm(self, seed, around)
 
     @property
     def head_weight(self) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from siamesenorm.models.counts import Counts, counts_of
-from siamesenorm.models.dit import DiT
-from siamesenorm.models.dit_config import DiTConfig
+from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_per_token
+from siamesenorm.models.dit.config import DiTConfig
+from siamesenorm.models.dit.model import DiT
 
 
 def count_dit(config: DiTConfig) -> Counts:
@@ -18,15 +18,18 @@ def count_dit(config: DiTConfig) -> Counts:
 
 
 def flops_of_dit(config: DiTConfig) -> float:
-    """Matrix products of a forward pass, a product and a sum being two; conditions are projected once an image."""
+    """Matrix products of a forward pass; conditions are projected once an image."""
     c = config
-    stack = c.blocks * (2 * c.tokens * (4 * c.dim**2 + 2 * c.dim * c.ffn_dim) + 4 * c.tokens**2 * c.dim)
+    weights = c.blocks * (4 * c.dim**2 + 2 * c.dim * c.ffn_dim)
+    stack = c.tokens * flops_per_token(weights, blocks=c.blocks, width=c.dim, seen=c.tokens)
     conditions = 2 * c.dim**2 * (6 * c.blocks + 2)
     patches = 2 * c.tokens * c.dim * c.patch_size**2 * (c.channels + c.out_channels)
     return float(stack + conditions + patches)
 
 
-def activations_of_dit(config: DiTConfig, kept: float) -> int:
+def activations_of_dit(config: DiTConfig, links: float) -> int:
     """Numbers kept: as in a vision Transformer, with what a sublayer gave and its modulated reading beside."""
-    c = config
-    return c.tokens * (c.blocks * (int((8 + 2 * kept) * c.dim) + 2 * c.ffn_dim) + 2 * c.dim)
+    c, beside = config, 2 * config.dim
+    return c.tokens * kept_per_token(
+        blocks=c.blocks, dim=c.dim, links=links, attention=4 * c.dim + beside, ffn=2 * c.ffn_dim + beside
+    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm.model import LanguageModel
 
 
 @dataclass(frozen=True)

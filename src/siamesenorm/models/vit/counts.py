@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from siamesenorm.models.counts import Counts, counts_of
-from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit_config import ViTConfig
+from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_per_token
+from siamesenorm.models.vit.config import ViTConfig
+from siamesenorm.models.vit.model import VisionTransformer
 
 
 def count_vit(config: ViTConfig) -> Counts:
@@ -18,17 +18,16 @@ def count_vit(config: ViTConfig) -> Counts:
 
 
 def flops_of_image(config: ViTConfig) -> float:
-    """Matrix products of a forward pass, a product and a sum being two; every token sees every other."""
+    """Matrix products of a forward pass; every token sees every other."""
     c, up = config, 2 if config.activation == "swiglu" else 1
-    weights = 4 * c.dim**2 + (1 + up) * c.dim * c.ffn_dim
-    stack = c.blocks * (2 * c.tokens * weights + 4 * c.tokens**2 * c.dim)
+    weights = c.blocks * (4 * c.dim**2 + (1 + up) * c.dim * c.ffn_dim)
+    stack = c.tokens * flops_per_token(weights, blocks=c.blocks, width=c.dim, seen=c.tokens)
     patches = (c.tokens - c.prefix_tokens) * c.channels * c.patch_size**2
     read = {"token": c.prefix_tokens, "avg": 1, "none": c.tokens}[c.pool]
     return float(stack + 2 * c.dim * (patches + read * c.classes))
 
 
-def activations_of_image(config: ViTConfig, kept: float) -> int:
-    """Numbers kept: what links keep, q, k, v, attention's output, the FFN's inner."""
-    c = config
-    inner = (3 if c.activation == "swiglu" else 2) * c.ffn_dim
-    return c.tokens * (c.blocks * (int((4 + 2 * kept) * c.dim) + inner) + 2 * c.dim)
+def activations_of_image(config: ViTConfig, links: float) -> int:
+    """Numbers kept in sublayers: q, k, v, attention's output, the FFN's inner."""
+    c, inner = config, (3 if config.activation == "swiglu" else 2) * config.ffn_dim
+    return c.tokens * kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=4 * c.dim, ffn=inner)

@@ -8,6 +8,7 @@ has a normalised stream there, and that is modulated. With ``pre`` this is the o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from siamesenorm.layers.adaln import Modulation, modulate
 from siamesenorm.layers.condition_embedding import LabelEmbedding, TimestepEmbedding
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.vision_attention import VisionAttention
-from siamesenorm.models.dit_config import DiTConfig
-from siamesenorm.models.dit_init import init_dit
+from siamesenorm.models.dit.config import DiTConfig
+from siamesenorm.models.dit.init import DiTFirstWeights
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual import Gated, Place, Residual, Topology
 from siamesenorm.residual.flow import Streams
@@ -27,11 +28,9 @@ from siamesenorm.residual.flow import Streams
 class DiTBlock(Block):
     """Attention and FFN, each modulated and gated by the condition."""
 
-    def __init__(
-        self, attention: VisionAttention, ffn: MLP, links: list[nn.Module], topology: Topology, dim: int
-    ) -> None:
+    def __init__(self, attention: nn.Module, ffn: nn.Module, links: Iterable[nn.Module], topology: Topology) -> None:
         super().__init__(attention, ffn, links, topology)
-        self.modulation = Modulation(dim, 6)
+        self.modulation = Modulation(topology.dim, 6)
 
     def pure(self, streams: Streams, context: Tensor) -> tuple[Streams, tuple[Any, ...]]:
         """The condition becomes shift, scale and gate of either sublayer."""
@@ -48,7 +47,7 @@ class DiTBlock(Block):
         return Gated(self.ffn(modulate(h, shift, scale)), gate)
 
 
-class DiT(Stack):
+class DiT(Stack[DiTConfig]):
     """A class-conditional denoiser of images or latents.
 
     ::
@@ -56,48 +55,38 @@ class DiT(Stack):
         model = DiT(dit_preset("dit-digits", topology="pre"))
         model(x, t, y)                         # (batch, 2 · channels, 8, 8): noise and, if learnt, variance
 
-    t runs from 0 to 1000; label ``classes`` stands for none of them. Made under ``torch.device("meta")`` it costs
-    nothing; ``to_empty`` and `init_weights` then give it life.
+    t runs from 0 to 1000; label ``classes`` stands for none of them.
     """
 
+    block_class = DiTBlock
+    first_weights = DiTFirstWeights
     positions: Tensor
     """(1, tokens, dim): fixed, but part of a checkpoint as in the official code."""
 
-    def __init__(self, config: DiTConfig, *, seed: int | None = None, fused: bool = True) -> None:
-        super().__init__()
-        self.config = c = config
-        device = torch.get_default_device()
-        with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
-            # A convolution, not one product of cut patches: it rounds as the official code does.
-            self.embedding = nn.Conv2d(c.channels, c.dim, c.patch_size, stride=c.patch_size)
-            self.register_buffer("positions", torch.empty(1, c.tokens, c.dim))
-            self.timestep = TimestepEmbedding(c.dim)
-            self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
-            residual = Residual(c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused, needs="met")
-            self.make_blocks(
-                residual,
-                lambda first, second, links: DiTBlock(
-                    self._attention(first), self._ffn(second), links, residual, c.dim
-                ),
-            )
-            self.head_modulation = Modulation(c.dim, 2)
-            self.head = nn.Linear(c.dim, c.patch_size**2 * c.out_channels)
-        if device.type != "meta":
-            self.to_empty(device=device)
-            self.init_weights(seed)
+    def build(self, fused: bool) -> None:
+        """Patches and conditions, blocks, a modulated head."""
+        c = self.config
+        # A convolution, not one product of cut patches: it rounds as the official code does.
+        self.embedding = nn.Conv2d(c.channels, c.dim, c.patch_size, stride=c.patch_size)
+        self.register_buffer("positions", torch.empty(1, c.tokens, c.dim))
+        self.timestep = TimestepEmbedding(c.dim)
+        self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
+        self.make_blocks(
+            Residual(c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused, needs="met")
+        )
+        self.head_modulation = Modulation(c.dim, 2)
+        self.head = nn.Linear(c.dim, c.patch_size**2 * c.out_channels)
 
-    def _attention(self, place: Place) -> VisionAttention:
+    def make_attention(self, place: Place) -> VisionAttention:
+        """Every patch sees every other."""
         c = self.config
         return VisionAttention(c.dim, c.heads, needs=self.residual.needs(place), norm=c.norms.stream, qk_norm=c.qk_norm)
 
-    def _ffn(self, place: Place) -> MLP:
+    def make_ffn(self, place: Place) -> MLP:
+        """An MLP."""
         c = self.config
         needs = self.residual.needs(place)
         return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norms.stream, activation="gelu_tanh", bias=True)
-
-    def init_weights(self, seed: int | None = None) -> None:
-        """First values for every parameter, the same for the same seed; see `siamesenorm.models.dit_init`."""
-        init_dit(self, seed)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         """The prediction for noisy images at their timesteps.

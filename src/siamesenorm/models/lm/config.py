@@ -60,7 +60,7 @@ class LMConfig(StackConfig):
     z_weight: float = Field(default=0.0, ge=0, description="Weight of the head's z-loss, the mean of log(Z)^2.")
     init: Literal["mitchell", "megatron", "normal"] = Field(
         default="mitchell",
-        description="How weights start: by OLMo's rule, Megatron's, or all alike; see models/init.py.",
+        description="How weights start: by OLMo's rule, Megatron's, or all alike; see models/lm/init.py.",
     )
     first_logits: Literal["standard", "small"] = Field(
         default="standard",

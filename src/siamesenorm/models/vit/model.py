@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.patch import PatchEmbedding
 from siamesenorm.layers.vision_attention import VisionAttention
-from siamesenorm.models.positions import resample_positions
 from siamesenorm.models.stack import Block, Stack
-from siamesenorm.models.vit_config import ViTConfig
-from siamesenorm.models.vit_init import init_head, init_vit
+from siamesenorm.models.vit.config import ViTConfig
+from siamesenorm.models.vit.init import ViTFirstWeights
+from siamesenorm.models.vit.positions import resample_positions
 from siamesenorm.residual import Place, Residual
 from siamesenorm.residual.flow import Streams
 
@@ -30,7 +30,7 @@ class ImageBlock(Block):
         return self.attention(h)
 
 
-class VisionTransformer(Stack):
+class VisionTransformer(Stack[ViTConfig]):
     """An image classifier on any residual topology.
 
     ::
@@ -41,40 +41,34 @@ class VisionTransformer(Stack):
         model.forward_features(images)         # (batch, tokens, 64), after the stack's final norm
 
     With a distillation token, training gives the pair of both heads' logits and evaluation their mean.
-    Made under ``torch.device("meta")`` it costs nothing; ``to_empty`` and `init_weights` then give it life.
     """
 
-    def __init__(self, config: ViTConfig, *, seed: int | None = None, fused: bool = True) -> None:
-        super().__init__()
-        self.config = config
-        device = torch.get_default_device()
-        with torch.device("meta"):  # modules would draw first weights of their own here, to be thrown away
-            c = config
-            self.patch_embed = PatchEmbedding(c.patch_size, c.channels, c.dim)
-            self.cls_token = nn.Parameter(torch.empty(1, 1, c.dim))
-            self.dist_token = nn.Parameter(torch.empty(1, 1, c.dim)) if c.distilled else None
-            self.pos_embed = nn.Parameter(torch.empty(1, c.tokens, c.dim))
-            residual = Residual(
-                c.topology,
-                c.dim,
-                c.blocks,
-                norm=c.norm_spec,
-                dropout=c.dropout,
-                drop_path=c.drop_path_rates,
-                fused=fused,
-                needs="met",
-            )
-            self.make_blocks(
-                residual,
-                lambda first, second, links: ImageBlock(self._attention(first), self._ffn(second), links, residual),
-            )
-            self.head = self._classifier()
-            self.head_dist = self._classifier() if c.distilled else None
-        if device.type != "meta":
-            self.to_empty(device=device)
-            self.init_weights(seed)
+    block_class = ImageBlock
+    first_weights = ViTFirstWeights
 
-    def _attention(self, place: Place) -> VisionAttention:
+    def build(self, fused: bool) -> None:
+        """Patches, tokens and positions, blocks, and a head for each token that has one."""
+        c = self.config
+        self.patch_embed = PatchEmbedding(c.patch_size, c.channels, c.dim)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, c.dim))
+        self.dist_token = nn.Parameter(torch.empty(1, 1, c.dim)) if c.distilled else None
+        self.pos_embed = nn.Parameter(torch.empty(1, c.tokens, c.dim))
+        residual = Residual(
+            c.topology,
+            c.dim,
+            c.blocks,
+            norm=c.norm_spec,
+            dropout=c.dropout,
+            drop_path=c.drop_path_rates,
+            fused=fused,
+            needs="met",
+        )
+        self.make_blocks(residual)
+        self.head = self._classifier()
+        self.head_dist = self._classifier() if c.distilled else None
+
+    def make_attention(self, place: Place) -> VisionAttention:
+        """Every token sees every other."""
         c = self.config
         return VisionAttention(
             c.dim,
@@ -86,16 +80,13 @@ class VisionTransformer(Stack):
             qkv_bias=c.qkv_bias,
         )
 
-    def _ffn(self, place: Place) -> MLP:
+    def make_ffn(self, place: Place) -> MLP:
+        """An MLP."""
         c, needs = self.config, self.residual.needs(place)
         return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec, activation=c.activation, bias=c.bias)
 
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.config.dim, self.config.classes) if self.config.classes else nn.Identity()
-
-    def init_weights(self, seed: int | None = None) -> None:
-        """First values for every parameter, the same for the same seed; see `siamesenorm.models.vit_init`."""
-        init_vit(self, seed)
 
     def heads(self) -> Iterator[nn.Linear]:
         """The classifiers there are."""
@@ -167,9 +158,7 @@ class VisionTransformer(Stack):
         self.head = self._classifier().to(device, dtype).train(self.training)
         if self.config.distilled:
             self.head_dist = self._classifier().to(device, dtype).train(self.training)
-        generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-        for head in self.heads():
-            init_head(head, self.config.init_std, generator)
+        ViTFirstWeights(self, seed).head()
 
     @torch.no_grad()
     def set_image_size(self, size: int | tuple[int, int]) -> None:

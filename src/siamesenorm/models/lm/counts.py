@@ -1,0 +1,52 @@
+"""What a language model costs per token, before it is made, counted on the meta device."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_per_token, size_of_sublayers
+from siamesenorm.models.lm.config import LMConfig
+from siamesenorm.models.lm.model import LanguageModel
+
+
+def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
+    """Count a configuration's model at sequence length `length` (default: its longest); the unit is a token."""
+    length = length or config.max_length
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    return counts_of(
+        model,
+        flops=flops_of_token(model, length),
+        length=length,
+        activations=activations_of_token(config, model.residual.kept),
+        idle=idle_parameters(model),
+    )
+
+
+def idle_parameters(model: LanguageModel) -> int:
+    """Parameters of the experts that a token is not sent to."""
+    config = model.config
+    if config.moe is None:
+        return 0
+    experts: list[nn.Module] = [block.ffn for block in model.blocks]  # type: ignore[misc]
+    stacked = sum(p.numel() for moe in experts for p in moe.parameters(recurse=False))
+    return stacked * (config.moe.experts - config.moe.top_k) // config.moe.experts
+
+
+def flops_of_token(model: LanguageModel, length: int) -> float:
+    """Forward, of a token that sees half of a sequence, or its window; idle experts do not count."""
+    c, seen = model.config, (length + 1) / 2
+    if c.window is not None and c.window < length:
+        seen = c.window - c.window * (c.window - 1) / (2 * length)
+    weights = size_of_sublayers(model) - idle_parameters(model) + c.vocab_size * c.dim
+    return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.head_width, seen=seen)
+
+
+def activations_of_token(config: LMConfig, links: float = 2.0) -> int:
+    """Numbers kept in sublayers: q, k, v, attention's output, the FFN's inner."""
+    c = config
+    heads = 2 * (c.heads + c.key_heads) * c.head_width
+    hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim
+    ffn = (3 if c.activation == "swiglu" else 2) * hidden
+    return kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=heads, ffn=ffn)
