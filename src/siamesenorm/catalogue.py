@@ -6,18 +6,18 @@ import dataclasses
 import inspect
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from torch import nn
 
-from siamesenorm.residual import TOPOLOGIES, InitRule, Link, Place, Residual, SublayerNeeds, Topology
+from siamesenorm.residual import TOPOLOGIES, InitRule, Link, Residual, SublayerNeeds, Topology
 from siamesenorm.residual.options import describe_type
 
 BLOCKS = 12
 DIM = 768
-WIDTHS = (8, 16)  # two small widths give the line; building on CPU is faster than what `meta` imports for hyper
+WIDTHS = (8, 16, 24)  # three give the polynomial; building small is faster than what `meta` imports for hyper
 
 PAIRING = {
     "post": "the first stream, siamese:x={name}",
@@ -29,26 +29,29 @@ PAIRING = {
 
 @dataclass(frozen=True)
 class Count:
-    """A number of parameters that grows with the width d: ``per_width · d + constant``."""
+    """A number of parameters that grows with the width d: ``per_square · d² + per_width · d + constant``."""
 
     per_width: int
     constant: int
+    per_square: int = 0
 
     @classmethod
-    def through(cls, counts: tuple[int, int]) -> Count:
-        """The line through the counts at `WIDTHS`."""
-        slope, rest = divmod(counts[1] - counts[0], WIDTHS[1] - WIDTHS[0])
-        if rest:
-            raise AssertionError(f"parameter counts {counts} at widths {WIDTHS} lie on no line in d")
-        return cls(slope, counts[0] - slope * WIDTHS[0])
+    def through(cls, counts: Sequence[int]) -> Count:
+        """The polynomial through the counts at `WIDTHS`, which are multiples of the first."""
+        unit, (one, two, three) = WIDTHS[0], counts
+        square, rest = divmod(three - 2 * two + one, 2 * unit**2)
+        slope, left = divmod(two - one - square * 3 * unit**2, unit)
+        if rest or left:
+            raise AssertionError(f"parameter counts {counts} at widths {WIDTHS} lie on no polynomial in d")
+        return cls(slope, one - slope * unit - square * unit**2, square)
 
     def at(self, dim: int) -> int:
         """The number at one width."""
-        return self.per_width * dim + self.constant
+        return self.per_square * dim**2 + self.per_width * dim + self.constant
 
     def __str__(self) -> str:
-        wide = {0: "", 1: "d"}.get(self.per_width, f"{self.per_width}d")
-        return " + ".join(filter(None, [wide, str(self.constant) if self.constant else ""])) or "0"
+        terms = ((self.per_square, "d²"), (self.per_width, "d"), (self.constant, ""))
+        return " + ".join(f"{count if count != 1 or not of else ''}{of}" for count, of in terms if count) or "0"
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,10 @@ def catalogue() -> list[TopologyFacts]:
 
 def describe(spec: str, blocks: int = BLOCKS) -> TopologyFacts:
     """The facts of ``name`` or ``name:option=value,…``."""
-    small, large = (Residual(spec, dim, blocks) for dim in WIDTHS)
-    links = list(zip(small.places, small.links, large.links, strict=True))
-    middle = [(a, b) for place, a, b in links if place.block == blocks // 2]
+    made = [Residual(spec, dim, blocks) for dim in WIDTHS]
+    small = made[0]
+    links = list(zip(small.places, *(topology.links for topology in made), strict=True))
+    middle = [same for place, *same in links if place.block == blocks // 2]
     kind = type(small)
     return TopologyFacts(
         name=small.name,
@@ -145,8 +149,8 @@ def describe(spec: str, blocks: int = BLOCKS) -> TopologyFacts:
         arxiv=small.arxiv,
         drawing=small.drawing.strip("\n"),
         blocks=blocks,
-        per_block=Count.through((_size(*(a for a, _ in middle)), _size(*(b for _, b in middle)))),
-        once=Count.through((_size(small) - _size(small.links), _size(large) - _size(large.links))),
+        per_block=Count.through([_size(*of_width) for of_width in zip(*middle, strict=True)]),
+        once=Count.through([_size(topology) - _size(topology.links) for topology in made]),
         needs={place.kind: small.needs(place) for place in small.places if place.block == 0},
         init_rule=small.init_rule,
         options=tuple(_options(small)),
@@ -203,12 +207,12 @@ def _constant(link: Any) -> float | None:
     return None if scale is None else float(scale)
 
 
-def _runs(links: list[tuple[Place, Any, Any]]) -> Iterable[LinkFact]:
+def _runs(links: list[tuple[Any, ...]]) -> Iterable[LinkFact]:
     """Links of one kind of sublayer in following blocks that differ in their constant alone, as one."""
     by_sublayer = sorted(links, key=lambda item: item[0].position)
     facts = [
-        (place, equation_of(small), Count.through((_size(small), _size(large))), _constant(small))
-        for place, small, large in by_sublayer
+        (place, equation_of(same[0]), Count.through([_size(link) for link in same]), _constant(same[0]))
+        for place, *same in by_sublayer
     ]
     runs: dict[tuple[Any, ...], list[str]] = {}
     for _, group in itertools.groupby(facts, key=lambda fact: (fact[0].position, *fact[1:3], fact[3] is None)):

@@ -40,8 +40,9 @@ class FirstWeights(ABC):
     def __init__(self, model: Stack[Any], seed: int | None = None, around: Around = nullcontext) -> None:
         self.model, self.config, self.rule, self.around = model, model.config, model.residual.init_rule, around
         there = next(model.parameters()).device
-        device = torch.device("cpu") if there.type == "meta" else there
-        self.generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+        self.device = torch.device("cpu") if there.type == "meta" else there
+        self.generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
+        self.seed, self.parts = seed, 0
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -55,7 +56,7 @@ class FirstWeights(ABC):
                     for role, weight in sublayer.role_weights():
                         self.projection(weight, place, role)
         with self.part(self.model.residual):
-            pass  # nothing in it is drawn
+            pass
         self.head()
 
     @abstractmethod
@@ -74,11 +75,24 @@ class FirstWeights(ABC):
     def part(self, part: nn.Module) -> Iterator[None]:
         """A part whose weights are drawn inside; all else in it has its values already."""
         with self.around(part):
-            self.constants(part)
+            with self.draws_of_its_own():
+                self.constants(part)
+            yield
+
+    @contextmanager
+    def draws_of_its_own(self) -> Iterator[None]:
+        """Draws by the seed that leave those of sublayers as they are: whatever the topology, these start alike."""
+        if self.seed is None:
+            yield
+            return
+        self.parts += 1
+        devices = [] if self.device.type == "cpu" else [self.device]
+        with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
+            torch.manual_seed(self.seed + 1_000_003 * self.parts)
             yield
 
     def constants(self, part: nn.Module) -> None:
-        """First values that are not drawn: of norms, links, biases, and what a topology holds itself."""
+        """First values of norms, links, biases, and what a topology holds itself: nearly all of them are constants."""
         for module in part.modules():
             if isinstance(module, DRAWN):
                 if isinstance(bias := getattr(module, "bias", None), Tensor):

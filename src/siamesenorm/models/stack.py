@@ -174,6 +174,7 @@ class Stack(nn.Module, ABC, Generic[Config]):
     def through(self, x: Tensor, context: Context = None) -> tuple[Tensor, list[Any]]:
         """The stack's output for an embedding, and what its blocks reported."""
         self.residual.check_input(x)
+        self.residual.check_step()
         streams = self.residual.open(x)
         reported: list[Any] = []
         for block in self.blocks:
@@ -192,8 +193,11 @@ class Stack(nn.Module, ABC, Generic[Config]):
     def compile_blocks(self, **options: Any) -> None:
         """Compile each block by itself (`torch.compile` takes the options); blocks of one shape share one graph.
 
-        Do it before the model is sharded or wrapped; the time it takes does not grow with the depth.
+        Do it before the model is sharded or wrapped; the time it takes does not grow with the depth, but where streams
+        do: then blocks, or groups of them, differ in shape.
         """
+        limits = torch._dynamo.config  # all blocks are one function to the compiler, of as many shapes as there are
+        limits.recompile_limit = max(limits.recompile_limit, len(self.blocks) + 8)
         for block in self.blocks:
             block.compile(**options)
 

@@ -31,6 +31,9 @@ class OptimizerConfig(Section):
     decay_vectors: bool = Field(default=False, description="Whether norm gains, biases and other vectors are decayed.")
     clip: float | None = Field(default=1.0, gt=0, description="Largest norm of all gradients together; null: no limit.")
     fused: bool = Field(default=True, description="Whether AdamW updates all parameters in one kernel.")
+    lr_factors: bool = Field(
+        default=True, description="Whether the factors that a topology puts on learning rates of its own count."
+    )
 
 
 class ScheduleConfig(Section):

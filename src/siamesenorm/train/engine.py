@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from siamesenorm.residual import Topology
 from siamesenorm.tasks import Task
 from siamesenorm.tasks.base import Batch
 from siamesenorm.train.activations import checkpoint_activations
@@ -61,6 +62,7 @@ class Engine:
         self.model: nn.Module = apply_parallelism(
             model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=self.compiled
         )
+        self.ramps = [m for m in self.model.modules() if isinstance(m, Topology) and m.options.prores]
         self.average: WeightAverage | None = None
         world.agree(self._open)
         self.batch: Batch = {}
@@ -107,6 +109,8 @@ class Engine:
     def gradients(self, step: int) -> dict[str, Tensor]:
         """Forward and backward of the batch in its parts; means of the task's metrics."""
         self._seed(step)
+        for residual in self.ramps:
+            residual.set_step(step)
         if not self.model.training:
             self.model.train()
         self.optimizer.zero_grad(set_to_none=True)

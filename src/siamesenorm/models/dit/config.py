@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, model_validator
 
 from siamesenorm.models.stack_config import StackConfig
 from siamesenorm.residual import Norms, NormSpec
+from siamesenorm.residual.norms import NormKind
 
 
 class DiTConfig(StackConfig):
@@ -17,7 +16,9 @@ class DiTConfig(StackConfig):
     patch_size: int = Field(ge=1, description="Height and width of a patch, which is one token.")
     channels: int = Field(ge=1, description="Channels of an image, or of its latent.")
     classes: int = Field(ge=1, description="Classes; label `classes` itself stands for none of them.")
-    norm: Literal["rms", "layer"] = Field(default="layer", description="Kind of every norm.")
+    norm: NormKind = Field(
+        default="layer", description="Kind of every norm: rms, layer, or gated (GatedNorm; norms in sublayers are rms)."
+    )
     norm_eps: float = Field(default=1e-6, gt=0, description="Added to the variance in every norm.")
     class_dropout: float = Field(
         default=0.1, ge=0, lt=1, description="Share of labels hidden in training; classifier-free guidance needs some."

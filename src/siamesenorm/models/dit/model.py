@@ -80,13 +80,13 @@ class DiT(Stack[DiTConfig]):
     def make_attention(self, place: Place) -> VisionAttention:
         """Every patch sees every other."""
         c = self.config
-        return VisionAttention(c.dim, c.heads, needs=self.residual.needs(place), norm=c.norms.stream, qk_norm=c.qk_norm)
+        return VisionAttention(c.dim, c.heads, needs=self.residual.needs(place), norm=c.norms.inside, qk_norm=c.qk_norm)
 
     def make_ffn(self, place: Place) -> MLP:
         """An MLP."""
         c = self.config
         needs = self.residual.needs(place)
-        return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norms.stream, activation="gelu_tanh", bias=True)
+        return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norms.inside, activation="gelu_tanh", bias=True)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         """The prediction for noisy images at their timesteps.

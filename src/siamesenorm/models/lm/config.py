@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.models.stack_config import StackConfig
 from siamesenorm.residual import NormSpec
+from siamesenorm.residual.norms import NormKind
 
 
 class MoEConfig(BaseModel):
@@ -43,7 +44,9 @@ class LMConfig(StackConfig):
     kv_heads: int | None = Field(default=None, ge=1, description="Heads of keys and values; default: as many as heads.")
     head_dim: int | None = Field(default=None, ge=2, description="Width of a head; default: dim / heads.")
     activation: Activation = Field(default="swiglu", description="swiglu (value and gate, each of ffn_dim) or gelu.")
-    norm: Literal["rms", "layer"] = Field(default="rms", description="Kind of every norm.")
+    norm: NormKind = Field(
+        default="rms", description="Kind of every norm: rms, layer, or gated (GatedNorm; norms in sublayers are rms)."
+    )
     norm_eps: float = Field(default=1e-5, gt=0, description="Added to the variance in every norm.")
     norm_affine: bool = Field(default=True, description="Whether norms have a gain.")
     norm_bias: bool = Field(default=False, description="Whether norms have a bias.")

@@ -74,7 +74,7 @@ class LanguageModel(Stack[LMConfig]):
             c.key_heads,
             c.head_width,
             needs=self.residual.needs(place),
-            norm=c.norm_spec,
+            norm=c.norm_spec.ungated,
             qk_norm=c.qk_norm,
             bias=c.bias,
             layer=place.block,
@@ -84,7 +84,7 @@ class LanguageModel(Stack[LMConfig]):
         """An MLP, or experts."""
         c, needs = self.config, self.residual.needs(place)
         if c.moe is None:
-            return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec, activation=c.activation, bias=c.bias)
+            return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec.ungated, activation=c.activation, bias=c.bias)
         return MoE(
             c.dim,
             c.moe.expert_dim,
@@ -92,7 +92,7 @@ class LanguageModel(Stack[LMConfig]):
             c.moe.top_k,
             activation=c.activation,
             bias=c.bias,
-            output_norm=c.norm_spec if needs.output_norm else None,
+            output_norm=c.norm_spec.ungated if needs.output_norm else None,
         )
 
     @property

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.models.stack_config import StackConfig
 from siamesenorm.residual import NormSpec
+from siamesenorm.residual.norms import NormKind
 
 Side = Annotated[int, Field(ge=1)]
 
@@ -21,7 +22,9 @@ class ViTConfig(StackConfig):
     channels: int = Field(default=3, ge=1, description="Channels of an image: 3 for colour, 1 for grey.")
     classes: int = Field(ge=0, description="Classes to tell apart; 0: no head, the model gives features.")
     activation: Activation = Field(default="gelu", description="gelu, or swiglu (value and gate, each of ffn_dim).")
-    norm: Literal["rms", "layer"] = Field(default="layer", description="Kind of every norm.")
+    norm: NormKind = Field(
+        default="layer", description="Kind of every norm: rms, layer, or gated (GatedNorm; norms in sublayers are rms)."
+    )
     norm_eps: float = Field(default=1e-6, gt=0, description="Added to the variance in every norm.")
     bias: bool = Field(default=True, description="Whether projections have a bias.")
     qkv_bias: bool = Field(default=True, description="Whether queries, keys and values have a bias.")

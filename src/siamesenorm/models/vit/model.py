@@ -74,7 +74,7 @@ class VisionTransformer(Stack[ViTConfig]):
             c.dim,
             c.heads,
             needs=self.residual.needs(place),
-            norm=c.norm_spec,
+            norm=c.norm_spec.ungated,
             qk_norm=c.qk_norm,
             bias=c.bias,
             qkv_bias=c.qkv_bias,
@@ -83,7 +83,7 @@ class VisionTransformer(Stack[ViTConfig]):
     def make_ffn(self, place: Place) -> MLP:
         """An MLP."""
         c, needs = self.config, self.residual.needs(place)
-        return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec, activation=c.activation, bias=c.bias)
+        return MLP(c.dim, c.ffn_dim, needs=needs, norm=c.norm_spec.ungated, activation=c.activation, bias=c.bias)
 
     def _classifier(self) -> nn.Module:
         return nn.Linear(self.config.dim, self.config.classes) if self.config.classes else nn.Identity()
