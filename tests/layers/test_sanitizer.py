@@ -14,7 +14,7 @@ from siamesenorm.residual.kernels import native
 
 SOURCE = Path(native.__file__).parents[2]
 KERNELS = [*sorted(SOURCE.glob("residual/kernels/*.c")), *sorted(SOURCE.glob("layers/kernels/*.c"))]
-FLAGS = ["-shared", "-fPIC", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+FLAGS = ["-shared", "-fPIC", "-g", "-O1", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all"]
 TESTS = Path(__file__).parents[1]
 
 
