@@ -56,5 +56,5 @@ def test_no_kernel_leaves_its_tensors(tmp_path):
     }
     fuzz = [sys.executable, str(Path(__file__).parent / "fuzz_kernels.py"), str(library)]
     done = subprocess.run(fuzz, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.returncode == 0, done.stderr[:5000]
     assert set(done.stdout.split()) == exported()
