@@ -4,6 +4,7 @@
 the kernels that ran, or the sanitizers end it with a report.
 """
 
+import contextlib
 import ctypes
 import os
 import random
@@ -11,28 +12,24 @@ import sys
 
 import torch
 
+from layers.operators import broken, call, examples
 from siamesenorm.layers.kernels import decode, rotary, swiglu
 from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import rotary_turn
-from siamesenorm.residual import NormSpec
 from siamesenorm.residual.kernels import native, rms_norm, siamese_step
 from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS
 
 ROUNDS = 60
 chance = random.Random(0)
+draw = chance.randint
 called = set()
-
-
-def size(low, high):
-    """Small as a rule; now and then so large that threads share the work."""
-    return chance.randint(low, high)
 
 
 def numbers(*shape):
     """A tensor in one of several layouts, its memory no larger than it needs to be."""
     layout = chance.choice(["whole", "strided", "expanded", "turned"])
     if layout == "strided":
-        return torch.randn(*shape, 2)[..., chance.randint(0, 1)]
+        return torch.randn(*shape, 2)[..., draw(0, 1)]
     if layout == "expanded" and len(shape) > 1:
         return torch.randn(1, *shape[1:]).expand(*shape)
     if layout == "turned" and len(shape) > 1:
@@ -45,7 +42,8 @@ def maybe(tensor):
 
 
 def batch():
-    return [size(0, 5) for _ in range(chance.randint(0, 3))] if chance.random() < 0.8 else [size(40, 90), size(7, 9)]
+    """Few rows as a rule; now and then so many that threads share the work."""
+    return [draw(0, 5) for _ in range(draw(0, 3))] if chance.random() < 0.8 else [draw(40, 90), draw(7, 9)]
 
 
 def backward(out):
@@ -55,14 +53,14 @@ def backward(out):
 
 
 def norm():
-    rows, width = batch(), size(1, 90)
+    rows, width = batch(), draw(1, 90)
     x, weight, bias = numbers(*rows, width).requires_grad_(), maybe(numbers(width)), maybe(numbers(width))
     backward(torch.ops.siamesenorm.rms_norm(x, weight, bias, 1e-5)[0])
     rms_norm.rms_norm(x, weight, bias, 1e-5)
 
 
 def step():
-    rows, width = batch(), size(1, 90)
+    rows, width = batch(), draw(1, 90)
     kinds = [chance.choice([ABSENT, RMS, LAYER]), chance.choice([RMS, LAYER]), chance.choice([ABSENT, RMS, LAYER])]
     parameters = tuple(maybe(numbers(width)) for _ in range(7))
     streams = [numbers(*rows, width).requires_grad_() for _ in range(3)]
@@ -70,41 +68,50 @@ def step():
 
 
 def units():
-    backward(torch.ops.siamesenorm.swiglu(numbers(*batch(), 2 * size(1, 90)).requires_grad_()))
-    swiglu.swiglu(torch.randn(3, 2 * size(1, 90)))
+    backward(torch.ops.siamesenorm.swiglu(numbers(*batch(), 2 * draw(1, 90)).requires_grad_()))
+    swiglu.swiglu(torch.randn(3, 2 * draw(1, 90)))
 
 
 def turns():
-    rows, tokens, heads, width = size(0, 4), size(1, 6), size(1, 4), 2 * size(1, 20)
+    rows, tokens, heads, width = draw(0, 4), draw(1, 6), draw(1, 4), 2 * draw(1, 20)
     positions = torch.arange(rows * tokens).view(rows, tokens) if chance.random() < 0.5 else torch.arange(tokens)
     x = numbers(rows, tokens, heads, width).requires_grad_()
-    backward(rotary.rotary(x, chance.randint(0, heads), *rotary_turn(positions, width)))
-    torch.ops.siamesenorm.rotary(x.detach(), chance.randint(0, heads), *rotary_turn(positions, width), -1.0)
+    backward(rotary.rotary(x, draw(0, heads), *rotary_turn(positions, width)))
+    torch.ops.siamesenorm.rotary(x.detach(), draw(0, heads), *rotary_turn(positions, width), -1.0)
 
 
 def products():
-    rows, width, out = size(0, 9), size(1, 90), size(1, 90) if chance.random() < 0.8 else 600
+    rows, width, out = draw(0, 9), draw(1, 90), draw(1, 90) if chance.random() < 0.8 else 600
     torch.ops.siamesenorm.few_rows_linear(numbers(rows, width), numbers(out, width), maybe(numbers(out)))
     decode.linear(numbers(width), torch.randn(out, width), None)
 
 
 def experts():
-    width, hidden, number = size(1, 50), size(1, 80), size(1, 9)
-    moe = MoE(width, hidden, number, chance.randint(1, number), bias=chance.random() < 0.5)
+    width, hidden, number = draw(1, 50), draw(1, 80), draw(1, 9)
+    moe = MoE(width, hidden, number, draw(1, number), bias=chance.random() < 0.5)
     moe.normalize_top_k = chance.random() < 0.5
-    h = numbers(size(1, 12), width)
+    h = numbers(draw(1, 12), width)
     if chance.random() < 0.2:
         h = torch.full_like(h, float("nan"))
     moe(h)
 
 
 def attention():
-    rows, kv_heads, group, width, room = size(1, 4), size(1, 3), size(1, 3), 2 * size(1, 9), size(1, 90)
-    length = chance.randint(0, room - 1)
+    rows, kv_heads, group, width, room = draw(1, 4), draw(1, 3), draw(1, 3), 2 * draw(1, 9), draw(1, 90)
+    length = draw(0, room - 1)
     heads = numbers(rows, 1, (group + 2) * kv_heads, width).split([group * kv_heads, kv_heads, kv_heads], dim=2)
-    cache = torch.randn(2, rows, kv_heads, room, width)
+    cache = [torch.randn(rows, kv_heads, room, width) for _ in range(2)]
     turn = rotary_turn(torch.tensor([length]), width)
-    torch.ops.siamesenorm.next_token_attention(*heads, *turn, *cache, length, chance.randint(0, length))
+    torch.ops.siamesenorm.next_token_attention(*heads, *turn, *cache, length, draw(0, length))
+
+
+def spoilt():
+    """Every operator with one tensor after the other of a wrong size or dtype: refused, or nothing is overrun."""
+    for rows in (1, 3):
+        for name, arguments in examples(rows):
+            for _, given in broken(arguments):
+                with contextlib.suppress(RuntimeError, ValueError, IndexError):
+                    call(name, given)
 
 
 def overrun():
@@ -132,7 +139,6 @@ def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
     assert ends(overrun), "the sanitizer does not see an overrun"
-    assert NormSpec  # the package is whole
     torch.set_num_threads(2)
     for _ in range(ROUNDS):
         for part in (norm, step, units, turns):
@@ -140,6 +146,7 @@ def main():
         with torch.no_grad():
             for part in (products, experts, attention):
                 part()
+    spoilt()
     print(" ".join(sorted(called)))
 
 

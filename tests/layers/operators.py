@@ -77,6 +77,14 @@ def examples(rows=3, make=draw):
         yield "grouped_linear_backward", (make(2 * rows, 5), x, make(4, 5, width), ends, *route, *wants)
 
 
+def broken(arguments):
+    """The arguments with one tensor spoilt after the other."""
+    for k, t in enumerate(arguments):
+        if isinstance(t, Tensor) and t.is_floating_point():
+            for wrong in (t.double(), t[..., :-1], t[:-1] if t.dim() > 1 else t[None]):
+                yield k, [*arguments[:k], wrong, *arguments[k + 1 :]]
+
+
 DIFFERENTIABLE = {"rms_norm", "siamese_step", "swiglu", "rotary", "grouped_linear"}
 
 

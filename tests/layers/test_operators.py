@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from siamesenorm.residual.kernels import native
 
-from .operators import DIFFERENTIABLE, OPERATORS, call, defined, draw, examples, strided, tensors
+from .operators import DIFFERENTIABLE, OPERATORS, broken, call, defined, draw, examples, strided, tensors
 
 built = pytest.mark.skipif(native.library() is None, reason="installed without the compiled kernels")
 pytestmark = built
@@ -80,14 +80,6 @@ def test_no_rows_at_all(name, arguments):
         wanted = [t for t in given if isinstance(t, Tensor) and t.requires_grad]
         for grad in torch.autograd.grad(tensors(call(name, given))[0].sum(), wanted, allow_unused=True):
             assert grad is None or not grad.any()
-
-
-def broken(arguments):
-    """The arguments with one tensor spoilt after the other."""
-    for k, t in enumerate(arguments):
-        if isinstance(t, Tensor) and t.is_floating_point():
-            for wrong in (t.double(), t[..., :-1], t[:-1] if t.dim() > 1 else t[None]):
-                yield k, [*arguments[:k], wrong, *arguments[k + 1 :]]
 
 
 @every_case

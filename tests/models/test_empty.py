@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from .families import FAMILIES, WORDS, callable_form
+from .small import ALL
 
 LENGTHS = {"no rows": (0, 5), "no tokens": (2, 0), "neither": (0, 0)}
 
@@ -15,7 +16,7 @@ def assert_zero(model):
 
 @pytest.mark.parametrize("family", ["lm", "lm with experts"])
 @pytest.mark.parametrize("shape", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("topology", ["siamese", "siamese:form=hybrid_pre", "pre", "hyper"])
+@pytest.mark.parametrize("topology", ALL)
 def test_language_models(family, shape, topology):
     model, ids = FAMILIES[family].model(topology, torch.float32), torch.zeros(shape, dtype=torch.long)
     out = model(ids, labels=ids, logits_to_keep=shape[1])
@@ -29,7 +30,7 @@ def test_language_models(family, shape, topology):
 
 
 @pytest.mark.parametrize("family", ["vit", "dit"])
-@pytest.mark.parametrize("topology", ["siamese", "siamese:form=hybrid_pre", "pre", "hyper"])
+@pytest.mark.parametrize("topology", ALL)
 def test_image_models(family, topology):
     model = FAMILIES[family].model(topology, torch.float32)
     out = callable_form(model)(*FAMILIES[family].inputs(0))

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from siamesenorm.models.lm import PRESETS, LanguageModel, count_lm, preset
+from siamesenorm.residual.kernels import native
 
 from .small import config, kept_for_backward, stirred
 
@@ -68,6 +69,7 @@ def test_flops_are_those_that_torch_counts():
     )
 
 
+@pytest.mark.skipif(native.library() is None, reason="installed without the compiled kernels")
 @pytest.mark.parametrize("topology", ["pre", "siamese"])
 def test_activation_estimate_is_near_what_autograd_keeps(topology):
     model = stirred(topology, dim=64, ffn_dim=192, heads=4, kv_heads=4, head_dim=16, blocks=4)

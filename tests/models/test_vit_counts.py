@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from siamesenorm.cli import app
 from siamesenorm.models.families import FAMILIES
 from siamesenorm.models.vit import VIT_PRESETS, VisionTransformer, count_vit, vit_preset
+from siamesenorm.residual.kernels import native
 
 from .small import kept_for_backward
 
@@ -47,6 +48,7 @@ def test_flops_are_those_that_torch_counts(distilled):
     )
 
 
+@pytest.mark.skipif(native.library() is None, reason="installed without the compiled kernels")
 @pytest.mark.parametrize("topology", ["pre", "siamese"])
 def test_activation_estimate_is_near_what_autograd_keeps(topology):
     model = VisionTransformer(vit_preset("vit-28", topology=topology))

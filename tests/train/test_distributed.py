@@ -11,6 +11,7 @@ from torch import nn
 from closeness import assert_same_but_for_rounding
 from siamesenorm.models.counts import size_of_sublayers
 from siamesenorm.residual import siamese
+from siamesenorm.residual.kernels import native
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.distributed import World, check_group
 from siamesenorm.train.errors import ConfigError
@@ -21,7 +22,8 @@ from .tiny import CONFIGS, TinyRun, batch, tiny_model, watched_whole
 from .worlds import run_world
 
 STEPS = 3
-CLOSE, EXACT = 1e-4, 1e-9
+CLOSE, ROUGH, EXACT = 1e-4, 1e-2, 1e-9
+"""Of one forward and backward in float32, of what comes after steps of Adam in it, and of anything in float64."""
 
 
 def assert_close(ours, theirs, tolerance=CLOSE):
@@ -59,7 +61,8 @@ def test_many_processes_train_as_one(mode, size, names):
     for name in names:
         rough, fine, weights = results(tiny_model(name), tiny_model(name).double())
         for one in found:
-            assert_close(one[name][0], rough)
+            assert_close(one[name][0][:1], rough[:1])
+            assert_close(one[name][0], rough, ROUGH)
             assert_close(one[name][1], fine, EXACT)
             assert_same_but_for_rounding(one[name][2], weights, EXACT)
 
@@ -71,6 +74,7 @@ def count_fused(world):
     return len(calls)
 
 
+@pytest.mark.skipif(native.library() is None, reason="installed without the compiled kernels")
 @pytest.mark.parametrize("mode", ["fsdp", "tp"])
 def test_streams_stay_plain_so_that_fused_steps_run(mode):
     """One step within each of the two blocks."""

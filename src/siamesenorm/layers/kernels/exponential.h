@@ -18,7 +18,7 @@ static inline float exponential(float x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    const int32_t bits = ((int32_t)n + 127) << 23; /* 2^n */
+    const int32_t bits = ((int32_t)(n > -127.0f ? n : -127.0f) + 127) << 23; /* 2^n; of NaN there is no integer */
     float power;
     memcpy(&power, &bits, sizeof power);
     return p * power;
