@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from siamesenorm.train import engine
 from siamesenorm.train.distributed import World
 from siamesenorm.train.folder import read_metrics
 from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import resolve
+from waiting import never_read
 
 from .small_runs import tiny, weights
 from .test_divergence import poison
 from .test_loop import Killed, kill_at
 from .worlds import run_world
 
-WAITS = {"_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero", "_unique2", "unique_dim"}
-"""Operators that give the host a number, or a shape that hangs on one."""
-READS = ("tolist", "numpy", "item", "__bool__", "__float__", "__int__", "cpu")
 TASKS = {
     "language": ["lm-tiny", "data.train=python-docs", "sequence_length=16", "document_masking=true"],
     "classification": ["deit-digits"],
@@ -48,34 +44,6 @@ def ahead(monkeypatch):
     return run_ahead
 
 
-class Waiting(TorchDispatchMode):
-    """Fails where an operator would make the host wait for the device.
-
-    model: its constants lie on the CPU wherever it lies itself (`residual/depth.py`); these may be read.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        found = (value for module in model.modules() for value in vars(module).values())
-        self.constants = {id(value) for value in found if isinstance(value, torch.Tensor)}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        waits = func.overloadpacket.__name__ in WAITS and id(args[0]) not in self.constants
-        assert not waits, f"{func} waits for the device"
-        masks = args[1] if func.overloadpacket.__name__ in ("index", "index_put_") else ()
-        assert not any(mask is not None and mask.dtype is torch.bool for mask in masks), f"{func} counts a mask"
-        return func(*args, **(kwargs or {}))
-
-
-def watched(read, constants):
-    def look(tensor, *args, **kwargs):
-        elsewhere = threading.current_thread() is not threading.main_thread()  # batches are made, checkpoints written
-        assert elsewhere or id(tensor) in constants, "a tensor is read"
-        return read(tensor, *args, **kwargs)
-
-    return look
-
-
 def never_wait(monkeypatch) -> list[int]:
     """Every step that nobody looks at fails where it waits; the list of these steps."""
     plain, steps = Loop.take_step, []
@@ -85,9 +53,7 @@ def never_wait(monkeypatch) -> list[int]:
         if any(every and (step % every == 0 or step == self.config.steps) for every in (3, 5)):
             return plain(self)
         steps.append(step)
-        with monkeypatch.context() as patch, Waiting(self.engine.model) as waiting:
-            for name in READS:
-                patch.setattr(torch.Tensor, name, watched(getattr(torch.Tensor, name), waiting.constants))
+        with never_read(self.engine.model):
             return plain(self)
 
     monkeypatch.setattr(Loop, "take_step", take_step)
@@ -177,16 +143,12 @@ def test_killed_runs_end_in_the_same_weights(tmp_path, monkeypatch, ahead):
 
 
 def both(world: World, folder: Path) -> None:
-    config = tiny("logging.every=4", "document_masking=true", "accumulation=2")
-    spread = {mode: World(world.rank, world.size, device=world.device, mode=mode) for mode in ("ddp", "fsdp")}
-    for mode, processes in spread.items():
-        train(config, folder / mode / "read", world=processes)
+    config = tiny("logging.every=3", "document_masking=true", "accumulation=2", "steps=5")
+    train(config, folder / "read", world=world)
     run_ahead()
-    for mode, processes in spread.items():
-        train(config, folder / mode / "ahead", world=processes)
+    train(config, folder / "ahead", world=world)
 
 
 def test_two_processes(tmp_path):
-    run_world(2, both, tmp_path)
-    for mode in ("ddp", "fsdp"):
-        assert_same(tmp_path / mode / "read", tmp_path / mode / "ahead")
+    run_world(2, both, tmp_path, mode="fsdp")
+    assert_same(tmp_path / "read", tmp_path / "ahead")
