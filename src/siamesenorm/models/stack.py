@@ -7,6 +7,7 @@ machine by itself. What the models say themselves is which sublayers they have, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -160,10 +161,17 @@ class Stack(nn.Module):
             block.compile(**options)
 
 
+def current_name(name: str) -> str:
+    """A tensor's name as it is now: before version 0.3, a block's links were named after their number in the stack."""
+    return re.sub(r"\bresidual\.links\.(\d{1,9})\.", _link_of_block, name)
+
+
+def _link_of_block(match: re.Match[str]) -> str:
+    block, position = divmod(int(match[1]), 2)
+    return f"blocks.{block}.links.{position}."
+
+
 def _rename_links(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Weights from before version 0.3 name a block's links after their number in the stack."""
+    """Take weights under their old names too."""
     for name in [name for name in state if name.startswith(f"{prefix}residual.links.")]:
-        number, _, within = name.removeprefix(f"{prefix}residual.links.").partition(".")
-        if number.isdecimal():
-            block, position = divmod(int(number), 2)
-            state[f"{prefix}blocks.{block}.links.{position}.{within}"] = state.pop(name)
+        state[current_name(name)] = state.pop(name)
