@@ -94,6 +94,7 @@ class Engine:
         world.agree(self._open)
         self.batch: Batch = {}
         self.ahead = runs_ahead(config, world.device)
+        self.precision.open()
         self.halted = torch.zeros((), device=world.device)
         """1 behind a step whose loss or gradients were no numbers: on the device, and no step is taken from there."""
 
@@ -245,8 +246,9 @@ class Engine:
         return export_weights(self.model, file, self._averaged() or None, is_main=self.world.is_main)
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead; give the process its own precision back."""
         self.loader.close()
+        self.precision.close()
 
 
 def runs_ahead(config: RunConfig, device: torch.device) -> bool:

@@ -137,6 +137,8 @@ class Loop:
         self._say_held_out()
         if self.engine.compiled and self.step < self.config.steps:
             self._note("compile", "blocks are compiled in the first step; that takes up to a minute, once")
+        if self.engine.precision.tf32:
+            self._note("tf32", "fp32 matrix products run in TF32; train.tf32=false has them in full precision")
         try:
             return self._steps()
         except OSError as error:
