@@ -49,6 +49,7 @@ PRIVATE = {
         for name in ("PrefixStore", "Store", "TCPStore")
     },
     "torch._foreach_lerp_": lambda f: changes_in_place(f, [2.0, 3.0], [torch.tensor([3.0, 3.0])], 0.5),
+    "torch._foreach_norm": lambda f: f([torch.tensor([3.0, 4.0])])[0].item() == 5.0,
     "torch._foreach_mul_": lambda f: changes_in_place(f, [2.0, 6.0], torch.tensor(2.0)),
     "torch.distributed.checkpoint.filesystem._StorageInfo": lambda made: (
         (made("f", 1, 2).relative_path, made("f", 1, 2).offset, made("f", 1, 2).length) == ("f", 1, 2)

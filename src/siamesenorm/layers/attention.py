@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from siamesenorm.layers.cache import KeyValueCache
 from siamesenorm.layers.kernels import decode
@@ -47,6 +49,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, dropout: float = 0.0) -> Tensor:
     """Softmax attention on (batch, heads, tokens, head_dim); k and v may have fewer heads than q."""
+    if visible.blocks is not None:
+        return attend_blocks(q, k, v, visible.blocks)
     if visible.last_keys is not None:
         k, v = k[:, :, -visible.last_keys :], v[:, :, -visible.last_keys :]
     return F.scaled_dot_product_attention(
@@ -58,6 +62,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visibility, dropout: float 
         is_causal=visible.is_causal,
         enable_gqa=bool(k.shape[1] != q.shape[1]),  # a tensor where it is traced
     )
+
+
+def attend_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> Tensor:
+    """The same by FlexAttention, whose kernel is compiled with the block it stands in, or else by itself."""
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):  # as SDPA does
+        q, k, v = (heads.to(torch.get_autocast_dtype(kind)) for heads in (q, k, v))
+    kernel: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    return kernel(q, k, v, block_mask=blocks, enable_gqa=k.shape[1] != q.shape[1])
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention)
 
 
 class Attention(nn.Module):

@@ -8,6 +8,7 @@ their weights start.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from siamesenorm.models.init import Around, FirstWeights
+from siamesenorm.models.lm.init import Around, FirstWeights
 from siamesenorm.residual import Place, Topology
 from siamesenorm.residual.flow import Streams, output_of
 from siamesenorm.residual.hooks import BACKWARD, FORWARD, everywhere, has_hooks
@@ -202,10 +203,17 @@ class Stack(nn.Module, ABC, Generic[Config]):
             block.compile(**options)
 
 
+def current_name(name: str) -> str:
+    """A tensor's name as it is now: before version 0.3, a block's links were named after their number in the stack."""
+    return re.sub(r"\bresidual\.links\.(\d{1,9})\.", _link_of_block, name)
+
+
+def _link_of_block(match: re.Match[str]) -> str:
+    block, position = divmod(int(match[1]), 2)
+    return f"blocks.{block}.links.{position}."
+
+
 def _rename_links(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Weights from before version 0.3 name a block's links after their number in the stack."""
+    """Take weights under their old names too."""
     for name in [name for name in state if name.startswith(f"{prefix}residual.links.")]:
-        number, _, within = name.removeprefix(f"{prefix}residual.links.").partition(".")
-        if number.isdecimal():
-            block, position = divmod(int(number), 2)
-            state[f"{prefix}blocks.{block}.links.{position}.{within}"] = state.pop(name)
+        state[current_name(name)] = state.pop(name)

@@ -97,8 +97,11 @@ class Task(ABC):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """The loss of a batch."""
 
-    def weight(self, batch: Batch) -> float | None:
-        """How many parts of a batch count, where batches of equal size differ in this; None: all count alike."""
+    def weight(self, batch: Batch) -> Tensor | None:
+        """How many parts of a batch count, where batches of equal size differ in this; None: all count alike.
+
+        A number on the batch's device, which is not waited for.
+        """
         return None
 
     @abstractmethod

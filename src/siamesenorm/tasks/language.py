@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from siamesenorm.data import BatchLoader, TrainingData, ValidationData
 from siamesenorm.data.choices import Choice, arithmetic_choices, score_choices
@@ -151,9 +151,9 @@ class LanguageTask(Task):
             metrics["router_entropy"] = sum(stats.router_entropy.detach() for stats in output.experts) / layers
         return Loss(output.loss, metrics)
 
-    def weight(self, batch: Batch) -> float | None:
+    def weight(self, batch: Batch) -> Tensor | None:
         """Scored tokens, where document masking leaves some out."""
-        return float((batch["labels"] != IGNORED).sum()) if self.data_config.document_masking else None
+        return (batch["labels"] != IGNORED).sum() if self.data_config.document_masking else None
 
     @torch.no_grad()
     def evaluate(

@@ -36,6 +36,7 @@ from siamesenorm.train.checkpoint_folder import PROGRESS, CheckpointFolder
 from siamesenorm.train.distributed import World
 from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
 from siamesenorm.train.sharded_files import ShardReader, ShardWriter, read_sizes
+from siamesenorm.train.staging import Staged
 from siamesenorm.train.training_state import Restoring, State, flatten
 from siamesenorm.train.weights import export_weights, gather_weights
 
@@ -91,14 +92,14 @@ class CheckpointStore:
         wait: return when it is published. Returns False if the save before, or this one, has failed.
         """
         succeeded = self.finish()
-        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in flatten(state).items()}
+        staged = Staged(flatten(state))
         progress = json.dumps(state.get("progress") or {}, indent=1)
         self._failure = None
         if wait:
-            self._write(step, tensors, progress)
+            self._write(step, staged, progress)
             return self.finish() and succeeded
         self._writing = threading.Thread(
-            target=self._write, args=(step, tensors, progress), name="checkpoint", daemon=True
+            target=self._write, args=(step, staged, progress), name="checkpoint", daemon=True
         )
         self._writing.start()
         return succeeded
@@ -115,18 +116,18 @@ class CheckpointStore:
         self._failure = None
         return False
 
-    def _write(self, step: int, tensors: dict[str, Tensor], progress: str) -> None:
+    def _write(self, step: int, staged: Staged, progress: str) -> None:
         """Write, publish, remove old ones; runs in a thread, in step with the other processes' threads."""
         try:
-            self._failure = self._write_together(step, tensors, progress)
+            self._failure = self._write_together(step, staged, progress)
         except BaseException as error:  # a process died, or DCP failed in a way of its own
             self._failure = f"checkpoint of step {step} was not saved: {_reason(error)}"
 
-    def _write_together(self, step: int, tensors: dict[str, Tensor], progress: str) -> str | None:
+    def _write_together(self, step: int, staged: Staged, progress: str) -> str | None:
         begun = self._together(lambda: self._places.begin(step))
         problem: str | None = "it was not written"
         try:
-            problem = begun if isinstance(begun, str) else self._write_into(*begun, step, tensors, progress)
+            problem = begun if isinstance(begun, str) else self._write_into(*begun, step, staged, progress)
         finally:
             if problem is not None and self.world.is_main and not isinstance(begun, str):
                 self._places.abandon(begun[0])
@@ -134,11 +135,9 @@ class CheckpointStore:
             return None
         return f"checkpoint of step {step} was not saved: {problem}; the ones before it are untouched"
 
-    def _write_into(
-        self, partial: Path, sequence: int, step: int, tensors: dict[str, Tensor], progress: str
-    ) -> str | None:
+    def _write_into(self, partial: Path, sequence: int, step: int, staged: Staged, progress: str) -> str | None:
         try:
-            self._write_shards(partial, tensors)
+            self._write_shards(partial, staged.arrived())
         except CheckpointException as error:  # raised on all processes when one of them fails
             return _reason(error)
         files, problem = self._record_shards(partial)

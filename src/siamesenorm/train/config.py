@@ -72,6 +72,11 @@ class StepsConfig(Section):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="Precision of matrix products; weights and optimiser stay in fp32."
     )
+    tf32: bool = Field(
+        default=True,
+        description="Whether what is left of fp32 matrix products runs in TF32 (10 bits of mantissa instead of 23), "
+        "on GPUs that have it.",
+    )
     compile: bool | None = Field(
         default=None,
         description="Whether blocks go through torch.compile; null: where it pays, on GPUs and in runs of 2000 steps "

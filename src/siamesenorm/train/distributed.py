@@ -129,9 +129,15 @@ class World:
         """Means of named numbers over all processes; the names must be the same everywhere."""
         if self.size == 1:
             return dict(values)
-        sums = torch.tensor(list(values.values()), dtype=torch.float64)
-        dist.all_reduce(sums)
-        return dict(zip(values, (sums / self.size).tolist(), strict=True))
+        means = self.mean_of(torch.tensor(list(values.values()), dtype=torch.float64))
+        return dict(zip(values, means.tolist(), strict=True))
+
+    def mean_of(self, values: torch.Tensor) -> torch.Tensor:
+        """The same of a tensor, on its own device, which is not waited for; in float64."""
+        sums = values.to(torch.float64, copy=True)
+        if self.size > 1:
+            dist.all_reduce(sums)
+        return sums / self.size
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""

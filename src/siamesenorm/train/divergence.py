@@ -122,12 +122,28 @@ class DivergenceMonitor:
         self.rollbacks = int(state.get("rollbacks", 0))
 
 
-def locate(model: nn.Module, verdict: Verdict, again: Callable[[], object], world: World | None = None) -> str | None:
+@torch.no_grad()
+def largest_gradient(model: nn.Module) -> Tensor:
+    """Which of the parameters has the largest gradient, of what this process holds: a number on the device."""
+    parameters = list(model.parameters())
+    grads = [None if p.grad is None else _local(p.grad) for p in parameters]
+    norms = iter(torch._foreach_norm([grad for grad in grads if grad is not None]))
+    none = _local(parameters[0]).new_full((), -1.0, dtype=torch.float32)
+    return torch.stack([none if grad is None else next(norms).to(none) for grad in grads]).argmax()
+
+
+def locate(
+    model: nn.Module,
+    verdict: Verdict,
+    again: Callable[[], object],
+    world: World | None = None,
+    largest: int | None = None,
+) -> str | None:
     """The layer where it began: the first activation that is no number, a parameter, or the gradient nearest the loss.
 
     again: computes loss and gradients of the step's data once more. Of a spike, the parameter with the largest
-    gradient is named. All processes call this and get the same: each sees its own part of weights and data only, and
-    a step is computed again by all of them or by none.
+    gradient is named: `largest`, or that of the gradients that are there. All processes call this and get the same:
+    each sees its own part of weights and data only, and a step is computed again by all of them or by none.
     """
     world = world or World()
 
@@ -136,10 +152,10 @@ def locate(model: nn.Module, verdict: Verdict, again: Callable[[], object], worl
 
     if verdict.kind == "plateau":
         return None
-    if verdict.kind == "spike":
-        norms = {name: float(_local(p.grad).norm()) for name, p in model.named_parameters() if p.grad is not None}
-        return agreed(f"largest gradient: {plain_name(max(norms, key=norms.__getitem__))}" if norms else None)
     parameters = [(plain_name(name), parameter) for name, parameter in model.named_parameters()]
+    if verdict.kind == "spike":
+        place = int(largest_gradient(model)) if largest is None else largest
+        return agreed(f"largest gradient: {parameters[place][0]}")
     broken = agreed(next((name for name, parameter in parameters if not _finite(parameter)), None))
     if broken is not None:
         return f"parameter {broken}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.checkpoint import export_weights
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
+from siamesenorm.train.divergence import largest_gradient
 from siamesenorm.train.ema import WeightAverage
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import plain_name
@@ -34,14 +36,41 @@ from siamesenorm.train.schedule import share_of_peak
 MIXER = 0x9E3779B97F4A7C15
 
 
-@dataclass(frozen=True)
 class Step:
-    """What forward and backward of one step gave, the same on every process."""
+    """What forward and backward of one step gave, the same on every process.
 
-    loss: float
-    grad_norm: float
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The task's others."""
+    The numbers lie on the device until one of them is asked for; that waits for the device, once.
+    step: its number. sample: where its batch begins. names, values: the task's metrics, then the gradient norm and
+    the place of the largest gradient among the parameters (-1: not looked for).
+    """
+
+    def __init__(self, step: int, sample: int, names: Sequence[str], values: Tensor) -> None:
+        self.step, self.sample, self.names, self.values = step, sample, tuple(names), values
+
+    @cached_property
+    def numbers(self) -> list[float]:
+        """All values, read from the device."""
+        return self.values.tolist()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The task's numbers beside the loss."""
+        return {name: value for name, value in zip(self.names, self.numbers, strict=False) if name != "loss"}
+
+    @property
+    def loss(self) -> float:
+        """The mean over the whole batch."""
+        return self.numbers[self.names.index("loss")]
+
+    @property
+    def grad_norm(self) -> float:
+        """Of all gradients together, before they were clipped."""
+        return self.numbers[-2]
+
+    @property
+    def largest(self) -> int | None:
+        """Which parameter had the largest gradient, where that was looked for."""
+        return int(self.numbers[-1]) if self.numbers[-1] >= 0 else None
 
 
 class Engine:
@@ -66,6 +95,10 @@ class Engine:
         self.average: WeightAverage | None = None
         world.agree(self._open)
         self.batch: Batch = {}
+        self.ahead = runs_ahead(config, world.device)
+        self.precision.open()
+        self.halted = torch.zeros((), device=world.device)
+        """1 behind a step whose loss or gradients were no numbers: on the device, and no step is taken from there."""
 
     def _build_model(self) -> nn.Module:
         """The model, before processes share it."""
@@ -97,14 +130,25 @@ class Engine:
 
     def compute(self, step: int) -> Step:
         """Take the next batch, make its gradients and clip them."""
+        sample = self.loader.sample
         self.batch = self._to_device(next(self.loader))
         metrics = self.gradients(step)
         self.precision.unscale(self.optimizer)
         norm = clip_gradients(self.model, self.config.optimizer.clip or math.inf)
-        values = torch.stack([*metrics.values(), norm.to(torch.float32)]).tolist()  # one wait for the device
-        *means, grad_norm = values
-        named = self.world.mean(dict(zip(metrics, means, strict=True)))
-        return Step(named.pop("loss"), grad_norm, named)
+        means = self.world.mean_of(torch.stack([*metrics.values()]))
+        largest = largest_gradient(self.model) if self.ahead else means.new_full((), -1)
+        values = torch.cat([means, torch.stack([norm.to(means), largest.to(means)])])
+        if self.ahead:
+            fit = torch.isfinite(values[list(metrics).index("loss")]) & torch.isfinite(values[-2])
+            self.halted = torch.maximum(self.halted, (~fit).to(self.halted))
+        return Step(step, sample, tuple(metrics), values)
+
+    def compute_again(self, computed: Step) -> None:
+        """The gradients of an earlier step once more; the loader is behind its batch then."""
+        if self.loader.sample != computed.sample + self.config.train.batch_size:
+            self.loader.seek(computed.sample)
+            self.batch = self._to_device(next(self.loader))
+        self.gradients(computed.step)
 
     def gradients(self, step: int) -> dict[str, Tensor]:
         """Forward and backward of the batch in its parts; means of the task's metrics."""
@@ -121,27 +165,29 @@ class Engine:
             with gradient_sync(self.model, number == len(parts)):
                 with self.precision.autocast():
                     loss = self.task.loss(self.model, part)
-                self.precision.backward(loss.total if share == 1 else loss.total * share)
+                self.precision.backward(loss.total * share)
             for name, value in loss.metrics.items():
                 scaled = value.to(torch.float32) * share
                 sums[name] = sums[name] + scaled if name in sums else scaled
         return sums
 
     def apply(self, step: int) -> None:
-        """The optimiser's step with the gradients as they are."""
+        """The optimiser's step with the gradients as they are; none where it runs ahead and has halted."""
         set_lr(self.optimizer, self.lr(step))
+        if self.ahead:
+            self.optimizer.found_inf = self.halted  # type: ignore[attr-defined]  # what fused kernels look at
         self.precision.step(self.optimizer)
         if self.average is not None:
             self.average.update(step)
 
-    def _shares(self, parts: list[Batch]) -> list[float]:
+    def _shares(self, parts: list[Batch]) -> Sequence[float | Tensor]:
         """What each part's mean counts, so that all together are the mean over the whole batch of all processes."""
-        weights = [self.task.weight(part) for part in parts]
-        if weights[0] is None:
+        weights = [weight for part in parts if (weight := self.task.weight(part)) is not None]
+        if not weights:
             return [1 / len(parts)] * len(parts)
-        counts = [weight or 0.0 for weight in weights]
-        whole = self.world.mean({"weight": sum(counts)})["weight"]
-        return [count / max(whole, 1e-9) for count in counts]
+        counts = torch.stack(weights).to(torch.float64)
+        whole = self.world.mean_of(counts.sum())
+        return (counts / whole.clamp(min=1e-9)).to(torch.float32).unbind()  # on the device: nobody waits for it
 
     def _seed(self, step: int) -> None:
         """What is random in a step depends on the seed, the step and the process: there is no state to save."""
@@ -192,6 +238,7 @@ class Engine:
         self.loader.seek(int(progress["sample"]))
         self.precision.load(progress.get("precision", {}))
         self.optimizer.zero_grad(set_to_none=True)
+        self.halted.zero_()
 
     def _averaged(self, prefix: str = "") -> dict[str, Tensor]:
         if self.average is None:
@@ -203,8 +250,20 @@ class Engine:
         return export_weights(self.model, file, self._averaged() or None, is_main=self.world.is_main)
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead; give the process its own precision back."""
         self.loader.close()
+        self.precision.close()
+
+
+def runs_ahead(config: RunConfig, device: torch.device) -> bool:
+    """Whether steps are begun before the numbers of those before them are read, so that a device never waits.
+
+    A step whose loss or gradients are no numbers is then left out by the optimiser's fused kernel, with all behind it.
+    Leaving out single steps (``skip``, the search for fp16's scale) takes their numbers first. On a CPU nothing is
+    won by it.
+    """
+    decides = config.divergence.policy == "skip" or config.train.precision == "fp16"
+    return device.type != "cpu" and config.optimizer.fused and not decides
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:

@@ -7,6 +7,7 @@ result.state, result.loss, result.evaluation["perplexity"]
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import signal
 import time
@@ -114,7 +115,9 @@ class Loop:
         self.store = CheckpointStore(run.path / CHECKPOINTS, config.checkpoint.keep, world, report=self._not_saved)
         self.held_out = task.held_out_sizes()
         self.problem: str | None = None
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.started = 0, 0.0, 0.0
+        self.begun: list[Step] = []
+        """Steps that are not read yet; more than one only where the engine runs ahead of them."""
         self.loss: float | None = None
         self.evaluation: dict[str, float] = {}
         self.saved: int | None = None
@@ -134,6 +137,8 @@ class Loop:
         self._say_held_out()
         if self.engine.compiled and self.step < self.config.steps:
             self._note("compile", "blocks are compiled in the first step; that takes up to a minute, once")
+        if self.engine.precision.tf32:
+            self._note("tf32", "fp32 matrix products run in TF32; train.tf32=false has them in full precision")
         try:
             return self._steps()
         except OSError as error:
@@ -149,6 +154,8 @@ class Loop:
                 if self._due(getattr(self.config.evaluation, "every", None)):
                     self.evaluate()
                 asked = self.world.any(interruption.asked)
+                if asked and (verdict := self.settle()) is not None:
+                    return self.end("diverged", verdict.message)
                 if asked and self.step < self.config.steps:
                     return self.end("interrupted", interruption=interruption)
                 if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
@@ -164,39 +171,74 @@ class Loop:
                 )
 
     def take_step(self) -> Verdict | None:
-        """Compute the next step and take it, leave it out, or go back; a verdict that ends the run is returned."""
-        started, step = time.perf_counter(), self.step + 1
-        computed = self.engine.compute(step)
+        """Compute the next step and take it, leave it out, or go back; a verdict that ends the run is returned.
+
+        Where the engine runs ahead, the step is taken at once and judged with others, before anybody looks: a line on
+        the screen, an evaluation, a checkpoint. What lies behind a bad one then counts for nothing.
+        """
+        if not self.begun:
+            self.started = time.perf_counter()
+        self.begun.append(self.engine.compute(self.step + 1))
+        if self.engine.ahead:
+            self.step += 1
+            self.engine.apply(self.step)
+            if not any(map(self._due, self._looks)):
+                return None
+        return self.settle()
+
+    @property
+    def _looks(self) -> tuple[int | None, ...]:
+        """Every how many steps somebody looks at the run."""
+        config = self.config
+        return config.logging.every, config.checkpoint.every, getattr(config.evaluation, "every", None)
+
+    def settle(self) -> Verdict | None:
+        """Read and judge the steps that are not yet, oldest first; a verdict that ends the run is returned."""
+        begun, self.begun = self.begun, []
+        if begun:
+            begun[-1].numbers  # noqa: B018  # waits for all of them
+        for computed in begun:
+            self.step = computed.step - 1
+            verdict = self._settle(computed, len(begun))
+            if verdict is not None or self.step != computed.step:  # it ends here, or went back
+                return verdict
+        return None
+
+    def _settle(self, computed: Step, together: int) -> Verdict | None:
+        step = computed.step
         verdict = self.monitor.judge(step, computed.loss, computed.grad_norm)
         overflow = not math.isfinite(computed.grad_norm) and math.isfinite(computed.loss)
         if overflow and self.engine.precision.lower_scale():  # fp16's own search for a scale, no divergence
-            self._finish_step(step, computed, started, skipped="overflow")
+            self._finish_step(computed, together, skipped="overflow")
             return None
-        action = "go_on" if verdict is None else self._act(verdict, step)
+        action = "go_on" if verdict is None else self._act(verdict, computed)
         if action == "stop":
             return verdict
         if action == "rollback":
-            return self.roll_back(verdict)
+            return self.roll_back(verdict, computed)
         if action == "go_on":
-            self.engine.apply(step)
+            if not self.engine.ahead:
+                self.engine.apply(step)
             self.monitor.accept(computed.loss, verdict, computed.metrics.get(self.task.chance_of))
         skipped = verdict.kind if verdict is not None and action == "skip" else None
-        self._finish_step(step, computed, started, skipped)
+        self._finish_step(computed, together, skipped)
         return None
 
-    def _act(self, verdict: Verdict, step: int) -> str:
-        action = self.monitor.act(verdict)
+    def _act(self, verdict: Verdict, computed: Step) -> str:
+        action, step = self.monitor.act(verdict), computed.step
         if verdict.kind == "spike" and action == "go_on":
             self._note("spike", f"step {step}: {verdict.message}", step)
             return action
-        layer = locate(self.engine.model, verdict, lambda: self.engine.gradients(step), self.world)
+        again = functools.partial(self.engine.compute_again, computed)
+        layer = locate(self.engine.model, verdict, again, self.world, computed.largest)
         where = "" if layer is None else f" ({layer})"
         self._note(verdict.kind, f"step {step}: {verdict.message}{where}; policy: {action}", step)
         return action
 
-    def _finish_step(self, step: int, computed: Step, started: float, skipped: str | None) -> None:
-        self.step, self.loss = step, computed.loss
-        seconds = time.perf_counter() - started
+    def _finish_step(self, computed: Step, together: int, skipped: str | None) -> None:
+        step = self.step = computed.step
+        self.loss = computed.loss
+        seconds = (time.perf_counter() - self.started) / together
         self.seconds += seconds
         work = self.config.train.batch_size * self.engine.flops_per_sample
         self.recorder.step(step, computed, self.engine.lr(step), seconds, work, skipped)
@@ -249,9 +291,10 @@ class Loop:
         self.recorder.rewind(step)
         self._note(event, message, step)
 
-    def roll_back(self, verdict: Verdict | None) -> Verdict | None:
+    def roll_back(self, verdict: Verdict | None, computed: Step) -> Verdict | None:
         """Go back to the last checkpoint and on with the data behind the bad batch."""
-        sample, rollbacks, failed = self.engine.loader.sample, self.monitor.rollbacks, self.step + 1
+        sample, rollbacks = computed.sample + self.config.train.batch_size, self.monitor.rollbacks
+        failed = computed.step
         if self.store.latest() is None:
             self._note("rollback", f"step {failed}: there is no checkpoint to go back to", failed)
             return verdict

@@ -1,4 +1,4 @@
-"""Precision of matrix products: autocast around forward, and the loss scale that fp16 needs."""
+"""Precision of matrix products: autocast around forward, the loss scale that fp16 needs, TF32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,26 @@ class Precision:
         self.device, self.dtype = device, DTYPES.get(config.precision)
         scaled = config.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.type, enabled=scaled, init_scale=2.0**16) if scaled else None
+        self.tf32 = config.tf32 and has_tf32(device)
+        self._before: str | None = None
         self._open = False  # gradients were unscaled, and their step is neither taken nor left out yet
+
+    def open(self) -> None:
+        """Set what fp32 matrix products run in, for all of the process, until `close`.
+
+        By the older of PyTorch's two ways: having used the newer one, its compiler fails where it asks by the older.
+        A program that has used the newer one keeps its choice.
+        """
+        if self.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):
+                self._before = torch.get_float32_matmul_precision()
+                torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+
+    def close(self) -> None:
+        """Set it back."""
+        if self._before is not None:
+            torch.set_float32_matmul_precision(self._before)
+            self._before = None
 
     @property
     def gathered(self) -> torch.dtype | None:
@@ -74,3 +93,8 @@ class Precision:
         """Go on with a saved scale."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether a device multiplies in TF32: NVIDIA's from compute capability 8.0 on."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)

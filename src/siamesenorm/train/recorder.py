@@ -29,9 +29,10 @@ class Recorder:
 
     def start(self, step: int, engine: Engine) -> None:
         """The run begins or goes on behind this step."""
+        precision = engine.precision
         if self.world.is_main:
             self.trackers = open_trackers(self.config.logging, self.config, self.folder.path, step)
-            self.peak = Peak.of(self.world, engine.precision.dtype, self.config.logging.peak_flops)
+            self.peak = Peak.of(self.world, precision.dtype, self.config.logging.peak_flops, tf32=precision.tf32)
         self.display.start(step, self.config.steps)
 
     def step(self, step: int, computed: Step, lr: float, seconds: float, work: float, skipped: str | None) -> None:

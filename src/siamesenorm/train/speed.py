@@ -9,7 +9,7 @@ import torch
 from siamesenorm.train.distributed import World
 
 PEAKS = {
-    # Dense FLOPs a second by the makers' data sheets: bfloat16/float16, and float32 (TF32 not counted).
+    # Dense FLOPs a second by the makers' data sheets: bfloat16/float16, and float32. TF32 has half of the first.
     "B200": (2.25e15, 7.5e13),
     "H200": (9.89e14, 6.7e13),
     "H100 PCIe": (7.56e14, 5.1e13),
@@ -37,9 +37,11 @@ class Peak:
         self.flops, self.measured = flops, measured
 
     @classmethod
-    def of(cls, world: World, dtype: torch.dtype | None, given: float | None = None) -> Peak | None:
+    def of(
+        cls, world: World, dtype: torch.dtype | None, given: float | None = None, *, tf32: bool = False
+    ) -> Peak | None:
         """Of so much a device as was given, or is known of GPUs, or is measured on a CPU; None where none is."""
-        device = given or (known_gpu(dtype) if world.device.type == "cuda" else None)
+        device = given or (known_gpu(dtype, tf32) if world.device.type == "cuda" else None)
         if device is not None:
             return cls(device * world.size)
         return cls(measure_cpu(dtype) * world.size, measured=True) if world.device.type == "cpu" else None
@@ -51,10 +53,13 @@ class Peak:
         return flops / self.flops
 
 
-def known_gpu(dtype: torch.dtype | None) -> float | None:
-    """What the data sheet of this process's GPU says."""
-    name, low = torch.cuda.get_device_name(), dtype is not None
-    return next((peaks[0 if low else 1] for known, peaks in PEAKS.items() if known in name), None)
+def known_gpu(dtype: torch.dtype | None, tf32: bool = False) -> float | None:
+    """What the data sheet of this process's GPU says; tf32: of float32 in TF32."""
+    name = torch.cuda.get_device_name()
+    low, full = next((peaks for known, peaks in PEAKS.items() if known in name), (None, None))
+    if dtype is not None or low is None:
+        return low
+    return low / 2 if tf32 else full
 
 
 def measure_cpu(dtype: torch.dtype | None = None) -> float:

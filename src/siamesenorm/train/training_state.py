@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from siamesenorm.models.stack import current_name
 from siamesenorm.train.layout import plain_name, restore, row_orders, stored, template
 from siamesenorm.train.manifest import CheckpointError
 
@@ -68,10 +69,16 @@ def flatten(state: State) -> dict[str, Tensor]:
 class Restoring:
     """Places for the tensors of a checkpoint in a model, an optimiser and a dictionary of tensors.
 
-    sizes: names and sizes of what the checkpoint has. `places` is to be read into, then comes `done`.
+    sizes: names and sizes of what the checkpoint has, old names too. `places` (by the checkpoint's names) is to be
+    read into, then comes `done`.
     """
 
     def __init__(self, state: State, sizes: Mapping[str, torch.Size]) -> None:
+        names = {current_name(name): name for name in sizes}
+        if len(names) < len(sizes):
+            twice = [name for name in sizes if name not in names.values()]
+            raise CheckpointError(f"the checkpoint has {_some(twice)} twice, under an old name and the present one")
+        sizes = {name: sizes[old] for name, old in names.items()}
         self.state, self.targets, self.orders = state, _live(state), _Orders(state.get("model"))
         self.optimizer_state: dict[Tensor, dict[str, Tensor]] = {}
         if state.get("optimizer") is not None:
@@ -89,7 +96,8 @@ class Restoring:
         extra = [name for name in sizes if name.startswith("model/") and name not in self.targets]
         if extra and state.get("model") is not None:
             raise CheckpointError(f"the model has no {_some(extra)}; the checkpoint belongs to another one")
-        self.places = {name: template(t, self.orders.of(name, t)) for name, t in self.targets.items()}
+        self.names = {name: names[name] for name in self.targets}
+        self.places = {self.names[name]: template(t, self.orders.of(name, t)) for name, t in self.targets.items()}
 
     def _add_optimizer(self, sizes: Mapping[str, torch.Size]) -> None:
         optimizer: Optimizer = self.state["optimizer"]
@@ -109,7 +117,7 @@ class Restoring:
     def done(self) -> None:
         """Everything has been read: put back what lies in another order, give the optimiser its state."""
         for name, tensor in self.targets.items():
-            restore(self.places[name], tensor, self.orders.of(name, tensor))
+            restore(self.places[self.names[name]], tensor, self.orders.of(name, tensor))
         if (optimizer := self.state.get("optimizer")) is not None:
             optimizer.state.clear()
             optimizer.state.update(self.optimizer_state)

@@ -14,7 +14,7 @@ from siamesenorm.layers.attention import Attention, AttentionContext
 from siamesenorm.layers.cache import KeyValueCache
 from siamesenorm.layers.cross_entropy import linear_cross_entropy, logits_cross_entropy
 from siamesenorm.layers.linear import Linear, linear
-from siamesenorm.layers.mask import document_positions, visibility
+from siamesenorm.layers.mask import document_positions, takes_blocks, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Turn, rotary_turn
@@ -163,6 +163,7 @@ class LanguageModel(Stack[LMConfig]):
             document_ids=document_ids,
             padding=padding,
             device=device,
+            blocks=takes_blocks(device, self.config.head_width),
         )
         return AttentionContext(turn, visible, cache)
 

@@ -61,7 +61,7 @@ class Schedule:
 
     def at(self, values: Tensor, t: Tensor, like: Tensor) -> Tensor:
         """Numbers of timesteps (batch,), shaped to be multiplied with images."""
-        return values.to(t.device)[t].to(like.dtype).view(-1, *(1,) * (like.dim() - 1))
+        return values.to(t.device, non_blocking=True)[t].to(like.dtype).view(-1, *(1,) * (like.dim() - 1))
 
     def add_noise(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """x_t = sqrt(A_t) x_0 + sqrt(1 - A_t) noise."""
