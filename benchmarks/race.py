@@ -132,6 +132,8 @@ class Results:
             turn()
             print(f"{name}: {contestant} is warm after {time.perf_counter() - began:.1f} s", file=sys.stderr)
         names = list(turns)
+        gc.collect()
+        gc.freeze()  # what lives as long as the race need not be looked through in every turn
         while len(race["rounds"]) < self.rounds:
             first = len(race["rounds"]) % len(names)
             times: dict[str, list[float]] = {}
@@ -227,5 +229,7 @@ def processor() -> str:
 
 def forget() -> None:
     """Give back what the last race's models and graphs hold."""
-    torch.compiler.reset()
+    gc.unfreeze()
+    if "torch._dynamo" in sys.modules:  # else nothing was compiled, and the import takes seconds
+        torch.compiler.reset()
     gc.collect()
