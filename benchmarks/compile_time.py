@@ -22,7 +22,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from contestants import SHAPES, line_up
-from race import Results, arguments
+from race import Results, arguments, count
 
 DEPTHS = (6, 24, 48)
 CONTESTANTS = ("pre@compiled", "siamese@compiled", "siamese:form=hybrid_pre@compiled", "llama@layers", "llama@whole")
@@ -62,7 +62,7 @@ def measured(contestant: str, blocks: int, threads: int) -> dict[str, float]:
 def main() -> int:
     parser = arguments(__doc__, "compile_time", rounds=3)
     parser.add_argument("--contestants", nargs="+", default=list(CONTESTANTS), choices=list(CONTESTANTS))
-    parser.add_argument("--depths", nargs="+", type=int, default=list(DEPTHS))
+    parser.add_argument("--depths", nargs="+", type=count, default=list(DEPTHS))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:

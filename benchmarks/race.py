@@ -64,15 +64,16 @@ def arguments(about: str | None, name: str, *, rounds: int) -> argparse.Argument
     """What every command takes."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(name=name)
-    parser.add_argument("--rounds", type=_count, default=rounds, help="rounds in the file at the end (%(default)s)")
-    parser.add_argument("--threads", type=_count, default=1, help="threads of every contestant (%(default)s)")
+    parser.add_argument("--rounds", type=count, default=rounds, help="rounds in the file at the end (%(default)s)")
+    parser.add_argument("--threads", type=count, default=1, help="threads of every contestant (%(default)s)")
     parser.add_argument("--out", type=Path, help=f"the result file (benchmarks/results/{name}.json)")
     parser.add_argument("--fresh", action="store_true", help="begin anew where a result file is")
     parser.add_argument("--quick", action="store_true", help="see that it runs: tiny sizes, figures mean nothing")
     return parser
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A number of something, from the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; it takes a whole number from 1")
     return int(text)
@@ -91,14 +92,19 @@ class Results:
         conditions = json.loads(json.dumps(conditions))  # as it is read back: tuples are lists
         self.data: dict[str, Any] = {"command": "", **conditions, "races": {}, "facts": {}}
         if self.path.exists() and not args.fresh:
-            self.data = json.loads(self.path.read_text(encoding="utf-8"))
+            try:
+                self.data = json.loads(self.path.read_text(encoding="utf-8"))
+                self.data["races"], self.data["facts"], self.data["command"]
+            except (OSError, ValueError, LookupError, TypeError):
+                parser.error(f"--out: {self.path} is no result file; name another one")
             other = [key for key, value in conditions.items() if self.data.get(key) != value]
             if other:
                 parser.error(
                     f"--out: {self.path} holds rounds of another {' and '.join(other)}; "
                     "add --fresh to throw them away, or name another file"
                 )
-        self.data["command"] = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+        command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+        self.data["command"] = "; ".join(dict.fromkeys([*filter(None, self.data["command"].split("; ")), command]))
 
     def write(self) -> None:
         """Write the file, whole or not at all."""

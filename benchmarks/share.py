@@ -24,6 +24,7 @@ from contestants import SHAPES, Shape, build, line_up, next_token_loss
 from race import Results, Turn, arguments, repeated
 
 MODELS = ("pre", "siamese", "siamese:form=hybrid_pre", "llama")
+WAYS = ("eager", "compiled", "layers", "whole")
 PROFILED = 3
 SIZES = (256, 512, 1024, 2048)
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
@@ -124,7 +125,7 @@ def breakdown(contestant: str, shape: Shape) -> dict[str, float]:
 def main() -> int:
     parser = arguments(__doc__, "share", rounds=12)
     parser.add_argument("--shapes", nargs="+", default=["d512x12", "d1024x6"], choices=list(SHAPES))
-    parser.add_argument("--ways", nargs="+", default=["eager", "compiled", "whole"])
+    parser.add_argument("--ways", nargs="+", default=["eager", "compiled", "whole"], choices=WAYS)
     args = parser.parse_args()
     results = Results(parser, args, ways=args.ways)
     for name in ["d512x12"] if args.quick else args.shapes:

@@ -54,12 +54,14 @@ def rounds_of(data: dict[str, Any], race: str, *contestants: str) -> Rounds:
     return rounds if rounds and all(c in rounds[0] for c in contestants) else []
 
 
-def ratio(data: dict[str, Any] | None, race: str, name: str, reference: str) -> str:
-    """One cell: median (quartiles), fastest, processor time."""
+def ratio(data: dict[str, Any] | None, race: str, name: str, reference: str, brief: bool = False) -> str:
+    """One cell: median (quartiles), fastest, processor time; or the median alone."""
     rounds = rounds_of(data, race, name, reference) if data else []
     if not rounds:
         return "–"
     r = compared(rounds, name, reference)
+    if brief:
+        return f"{r.median:.2f}"
     return f"{r.median:.3f} ({r.low:.3f} to {r.high:.3f}), {r.fastest:.3f}, {r.processor:.3f}"
 
 
@@ -105,8 +107,8 @@ def contestants(folder: str) -> str:
     return table("lm", make, folder)
 
 
-def topologies(folder: str) -> str:
-    """Every topology beside `pre`: steps, and memory where it was measured."""
+def topologies(folder: str, brief: bool = False) -> str:
+    """Every topology beside `pre`: steps, and memory where it was measured; briefly, the medians alone."""
     memory = load("memory")
 
     def make(data: dict[str, Any]) -> str:
@@ -115,7 +117,9 @@ def topologies(folder: str) -> str:
         rows = []
         for name in every_topology()[1:]:
             times = [
-                ratio(data, f"{shape} {name}", f"{name}@{way}", f"pre@{way}") for shape in shapes for way in ways(name)
+                ratio(data, f"{shape} {name}", f"{name}@{way}", f"pre@{way}", brief)
+                for shape in shapes
+                for way in ways(name)
             ]
             kept = [memory_cell(memory, shapes, name, way, "saved_bytes") for way in ways(name)]
             peak = [memory_cell(memory, shapes, name, way, "peak_kib") for way in ways(name)]

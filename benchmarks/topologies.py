@@ -14,6 +14,8 @@ import sys
 
 from contestants import SHAPES, every_topology, line_up
 from race import Results, arguments
+from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.registry import parse_topology
 
 
 def main() -> int:
@@ -22,6 +24,11 @@ def main() -> int:
     parser.add_argument("--topologies", nargs="+", default=every_topology()[1:])
     parser.add_argument("--ways", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
     args = parser.parse_args()
+    try:
+        for topology in args.topologies:
+            parse_topology(topology)
+    except TopologyError as error:
+        parser.error(f"--topologies: {error}")
     results = Results(parser, args, ways=args.ways)
     for name in ["d256x8"] if args.quick else args.shapes:
         shape = SHAPES[name].quick() if args.quick else SHAPES[name]

@@ -27,6 +27,7 @@ from siamesenorm.models.vit_presets import vit_preset
 MODELS = {"deit-tiny": "timm", "dit-s-2": "diffusers"}
 """Each with the library of its rival."""
 OURS = ("pre", "siamese")
+WAYS = ("eager", "compiled", "layers", "whole")
 BATCH = {"deit-tiny": 32, "dit-s-2": 8}
 
 
@@ -87,7 +88,7 @@ def line_up(model: str, batch: int, blocks: int, chosen: list[str]) -> dict[str,
 def main() -> int:
     parser = arguments(__doc__, "vision", rounds=20)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--ways", nargs="+", default=["eager", "compiled", "layers", "whole"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     args = parser.parse_args()
     results = Results(parser, args, ways=args.ways)
     blocks = 1 if args.quick else 12

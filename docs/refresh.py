@@ -104,7 +104,7 @@ PARTS = {
         "topologies": table,
         "signal": signal,
         "verdicts": partial(tables.verdicts, ""),
-        "cost-topologies": partial(tables.topologies, ""),
+        "cost-topologies": partial(tables.topologies, "", brief=True),
     },
     "docs/costs.md": {name: partial(make, "../") for name, make in tables.PARTS.items()},
     "docs/topologies.md": {"sections": sections},

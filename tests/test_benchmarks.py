@@ -75,6 +75,17 @@ def test_rounds_of_other_conditions_are_not_mixed(tmp_path, capsys, monkeypatch)
     assert opened(out, "--fresh", size=1).data["races"] == {}
 
 
+def test_what_is_no_result_file_is_left_alone(tmp_path, capsys):
+    out = tmp_path / "some.json"
+    for text in ("", "[]", "{}", "not JSON"):
+        out.write_text(text)
+        with pytest.raises(SystemExit) as ended:
+            opened(out)
+        assert ended.value.code == 2
+        assert "is no result file" in capsys.readouterr().err
+        assert out.read_text() == text
+
+
 def test_a_race_that_fails_is_named_and_the_others_stay(tmp_path):
     def broken():
         raise RuntimeError("no such model")
