@@ -6,11 +6,14 @@ import ast
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 from siamesenorm.catalogue import TopologyFacts, catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+import tables  # noqa: E402
 
 
 def table() -> str:
@@ -97,7 +100,13 @@ def _first_sentence(path: Path) -> str:
 
 
 PARTS = {
-    "README.md": {"topologies": table, "signal": signal},
+    "README.md": {
+        "topologies": table,
+        "signal": signal,
+        "verdicts": partial(tables.verdicts, ""),
+        "cost-topologies": partial(tables.topologies, "", brief=True),
+    },
+    "docs/costs.md": {name: partial(make, "../") for name, make in tables.PARTS.items()},
     "docs/topologies.md": {"sections": sections},
     "docs/map.md": {"map": source_map},
 }

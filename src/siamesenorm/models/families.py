@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from siamesenorm.models.counts import Counts
-from siamesenorm.models.dit.model import DIT_PRESETS, DiTConfig, count_dit
-from siamesenorm.models.lm.model import PRESETS, LMConfig, count_lm
+from siamesenorm.models.dit import DIT_PRESETS, DiTConfig, count_dit
+from siamesenorm.models.lm import PRESETS, LMConfig, count_lm
 from siamesenorm.models.presets import Preset
-from siamesenorm.models.vit.model import VIT_PRESETS, ViTConfig, count_vit
+from siamesenorm.models.vit import VIT_PRESETS, ViTConfig, count_vit
 
 
 @dataclass(frozen=True)

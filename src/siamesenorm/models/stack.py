@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from siamesenorm.models.lm.init import Around, FirstWeights
+from siamesenorm.models.init import Around, FirstWeights
 from siamesenorm.residual import Place, Topology
 from siamesenorm.residual.flow import Streams, output_of
 from siamesenorm.residual.hooks import BACKWARD, FORWARD, everywhere, has_hooks

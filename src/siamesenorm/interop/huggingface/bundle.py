@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from siamesenorm.models.lm import LMConfig, MoEConfig
-from siamesenorm.models.lm.model import config as lm_config
+from siamesenorm.models.lm import config as lm_config
 from siamesenorm.version import __version__
 
 PACKAGE = "siamesenorm"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from siamesenorm.layers.sincos import grid_positions
 from siamesenorm.models.dit.config import DiTConfig
-from siamesenorm.models.lm.init import FirstWeights
+from siamesenorm.models.init import FirstWeights
 from siamesenorm.residual import Place
 
 if TYPE_CHECKING:

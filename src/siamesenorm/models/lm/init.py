@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from siamesenorm.models.init import FirstWeights
 from siamesenorm.models.lm.config import LMConfig
-from siamesenorm.models.lm.init import FirstWeights
 from siamesenorm.residual import Place
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from siamesenorm.models.lm.init import FirstWeights
+from siamesenorm.models.init import FirstWeights
 from siamesenorm.models.vit.config import ViTConfig
 from siamesenorm.residual import Place
 
