@@ -95,6 +95,7 @@ def test_explanation_resolves_options():
         "input_norm": "true",
         "depth_scaling": "sqrt(2(l+1))",
         "final_norm": "true",
+        "prores": "0",
     }
     assert "a norm per head on Q, K and V" in text
     assert "5d per block" in text
@@ -175,7 +176,7 @@ BAD = {
     "siamese:x=pre": ("x = 'pre' is not allowed", "x takes post"),
     "siamese:y=siamese": ("several streams", "y takes pre"),
     "siamese:input_norm=maybe": ("'maybe'", "true or false"),
-    "pre:rate=2": ("unknown option 'rate'", "no options"),
+    "pre:rate=2": ("unknown option 'rate'", "its options are prores"),
     "hyper:rate=0": ("rate = '0'", "from 1 to 64"),
     "hyper:rate=1.5": ("rate = '1.5'", "whole number"),
     "mix:post_fraction=nan": ("'nan'", "from 0 to 1"),

@@ -48,6 +48,7 @@ PRIVATE = {
         f"torch._C._distributed_c10d.{name}": lambda found: found is getattr(torch.distributed, found.__name__)
         for name in ("PrefixStore", "Store", "TCPStore")
     },
+    "torch._dynamo.config": lambda found: found.recompile_limit > 0,
     "torch._foreach_lerp_": lambda f: changes_in_place(f, [2.0, 3.0], [torch.tensor([3.0, 3.0])], 0.5),
     "torch._foreach_norm": lambda f: f([torch.tensor([3.0, 4.0])])[0].item() == 5.0,
     "torch._foreach_mul_": lambda f: changes_in_place(f, [2.0, 6.0], torch.tensor(2.0)),
@@ -58,7 +59,6 @@ PRIVATE = {
         list(inspect.signature(f).parameters)[:3] == ["global_shape", "mesh", "placements"]
     ),
     f"{PYTREE}.tree_flatten": lambda f: len(f(TREE)[0]) == 3,
-    f"{PYTREE}.tree_leaves": lambda f: len(f(TREE)) == 3,
     f"{PYTREE}.tree_unflatten": lambda f: f(*torch.utils._pytree.tree_flatten(TREE)) == TREE,
     f"{PYTREE}.tree_map_only": lambda f: f(torch.Tensor, lambda t: t.item(), TREE) == {"a": (0.0, 1.0), "b": [2]},
 }

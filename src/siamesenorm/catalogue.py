@@ -162,7 +162,7 @@ def spec_of(topology: Topology) -> str:
     """The text that makes this topology: its name and the options that differ from the defaults."""
     changed = [
         f"{field.name}={_text(getattr(topology.options, field.name))}"
-        for field in dataclasses.fields(topology.options)
+        for field in topology.options.listed()
         if getattr(topology.options, field.name) != field.default
     ]
     return f"{topology.name}:{','.join(changed)}" if changed else topology.name
@@ -174,7 +174,7 @@ def _size(*modules: nn.Module) -> int:
 
 def _options(topology: Topology) -> Iterable[OptionFact]:
     hints = get_type_hints(topology.options_class)
-    for field in dataclasses.fields(topology.options):
+    for field in topology.options.listed():
         value = getattr(topology.options, field.name)
         if value is None:  # left to the topology, which keeps what it chose under the option's own name
             value = getattr(topology, field.name)

@@ -197,7 +197,7 @@ def test_features_only(name):
     # Nothing is left that the features do not need, so that all of it trains.
     sum(o.square().sum() for o in outputs).backward()
     unused = {key for key, p in model.named_parameters() if p.grad is None}
-    assert all("collapse" in key or ".residual.x." in key or ".residual.y." in key for key in unused), unused
+    assert all(".residual." in key for key in unused), unused  # how the streams would end
 
 
 def test_gradient_checkpointing_keeps_less_and_gives_the_same():

@@ -11,8 +11,8 @@ from torch.nn.attention import flex_attention as flex
 
 from siamesenorm.layers import attention
 from siamesenorm.layers.mask import takes_blocks, visibility
-from siamesenorm.models import lm
 from siamesenorm.models.lm import LanguageModel, LMConfig
+from siamesenorm.models.lm import model as lm
 from siamesenorm.train.activations import checkpoint_activations
 from waiting import never_read
 

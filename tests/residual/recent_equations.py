@@ -60,7 +60,7 @@ def attended(P, q, g, sources):
 def attnres_full(P, x, stack):
     V = [x]
     for s in stack:
-        h = attended(P, s["mix.query"], s["mix.key_gain"], V)
+        h = attended(P, s["mix.query"], s["mix.key_gain"], V) if s.k else x
         V.append(s.drop(s.F(s.norm("norm", h))))
     return P.norm("final_norm", attended(P, P["mix.query"], P["mix.key_gain"], V))
 
@@ -69,7 +69,7 @@ def attnres(P, x, stack, blocks=None):
     size = blocks or math.ceil(stack.L / 8)
     groups, p = [], x
     for s in stack:
-        h = attended(P, s["mix.query"], s["mix.key_gain"], [*groups, p])
+        h = attended(P, s["mix.query"], s["mix.key_gain"], [*groups, p]) if s.k else x
         if begins_block(stack, s) and s.l % size == 0:
             groups.append(p)
             p = None
@@ -184,7 +184,7 @@ def gated_read(P, name, R, n):
 def gr(P, x, stack, n=4):
     R = torch.stack([x] * n, -2)
     for s in stack:
-        flat, h = gated_read(P, f"links.{s.k}.gated.", R, n)
+        flat, h = gated_read(P, f"links.{s.k}.", R, n)
         weights = 2 * torch.sigmoid(torch.einsum("jm,...m->...j", s["W_w"], flat))
         o = s.drop(s.F(h))
         R = torch.stack([R[..., j, :] + weights[..., j : j + 1] * o for j in range(n)], -2)

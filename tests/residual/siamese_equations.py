@@ -135,7 +135,7 @@ def with_gated_residual(P, x, stack, n=2):
     X, R = x, torch.stack([x] * n, -2)
     for s in stack:
         X = s.norm("x.norm", X)
-        flat, seen = gated_read(P, f"links.{s.k}.y.gated.", R, n)
+        flat, seen = gated_read(P, f"links.{s.k}.y.", R, n)
         O = s.drop(s.F(s.norm("input_norm", X + seen)))
         weights = 2 * torch.sigmoid(torch.einsum("jm,...m->...j", s["y.W_w"], flat))
         X = X + O / PAPER(s.l)
@@ -147,7 +147,7 @@ def with_attention_residual(P, x, stack):
     X, V = x, [x]
     for s in stack:
         X = s.norm("x.norm", X)
-        seen = s.norm("y.norm", attended(P, s["y.mix.query"], s["y.mix.key_gain"], V))
+        seen = s.norm("y.norm", attended(P, s["y.mix.query"], s["y.mix.key_gain"], V) if s.k else x)
         O = s.drop(s.F(s.norm("input_norm", X + seen)))
         X = X + O / PAPER(s.l)
         V.append(O)

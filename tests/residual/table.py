@@ -162,11 +162,10 @@ def attnres(text: str, equation, sources: Callable[[int], int]) -> Row:
         text,
         equation,
         norms=lambda L: 2 * L + 1,
-        extra=lambda d, L: (2 * L + 1) * 2 * d,
+        extra=lambda d, L: 2 * L * 2 * d,  # the first sublayer has one source to read
         streams=lambda at: tuple(f"v{j}" for j in range(sources(at))),
         start={"query": 0.0},
         starts_as="pre",
-        unreached=frozenset({"links.0.mix.query", "links.0.mix.key_gain"}),  # a softmax over one source
     )
 
 
@@ -371,10 +370,9 @@ ROWS: list[Row] = [
         "y=attnres:blocks=0",
         si.with_attention_residual,
         lambda L: 6 * L + 3,
-        extra=lambda d, L: (2 * L + 1) * 2 * d,
+        extra=lambda d, L: 2 * L * 2 * d,
         streams=lambda at: ("x", *(f"y.v{j}" for j in range(at + 1))),
         end_norms=3,
         start={"query": 0.0},
-        unreached=frozenset({"links.0.y.mix.query", "links.0.y.mix.key_gain"}),
     ),
 ]

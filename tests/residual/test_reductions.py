@@ -261,7 +261,7 @@ def test_gated_residual_with_one_row_and_open_gates_is_pre_norm():
             elif name.endswith("W_u"):
                 parameter.fill_(1e4)
         for link, other in zip(gated.links, pre.links, strict=True):
-            link.gated.weight.copy_(other.norm.weight.unsqueeze(0))
+            link.weight.copy_(other.norm.weight.unsqueeze(0))
         gated.last_read.weight.copy_(pre.final_norm.weight.unsqueeze(0))
     assert_close(gated(x, sublayers), pre(x, sublayers), **CLOSE)
 

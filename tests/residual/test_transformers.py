@@ -97,7 +97,7 @@ def gated(read, W_w=None):
 def gr(topology, x, sublayers):
     R = rows(x).flatten(-2)
     for link, F in zip(topology.links, sublayers, strict=True):
-        h, kept, weights = gated(link.gated, link.W_w)(R)
+        h, kept, weights = gated(link, link.W_w)(R)
         R = kept + (F(h).unsqueeze(-2) * weights.unsqueeze(-1)).flatten(-2)
     return gated(topology.last_read)(R)
 

@@ -1,5 +1,7 @@
 """Activation checkpointing keeps what it says: ``full`` nothing but the streams between blocks, for every topology."""
 
+import gc
+
 import pytest
 import torch
 
@@ -16,8 +18,13 @@ RANDOM_STATE = torch.get_rng_state().numel()
 
 def live_bytes(run):
     """What memory a call leaves in use while its result is there."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        result = run()
+    gc.collect()
+    gc.disable()  # what others left behind must not be freed meanwhile
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            result = run()
+    finally:
+        gc.enable()
     assert result.requires_grad
     return sum(event.self_cpu_memory_usage for event in profile.key_averages())
 
@@ -25,7 +32,7 @@ def live_bytes(run):
 def kept_by_a_block(topology, kind):
     """Bytes that a forward pass keeps for one more block."""
     found = []
-    for blocks in (2, 3):
+    for blocks in (3, 4):
         model = LanguageModel(config(topology, blocks=blocks, dim=32), seed=0)
         checkpoint_activations(model, kind)
         model(IDS, labels=IDS)  # what is made once is there
@@ -34,16 +41,23 @@ def kept_by_a_block(topology, kind):
 
 
 def bytes_of_streams(topology):
-    """Of the streams behind a block, each storage once."""
+    """Of the streams behind a block, as far as they were not there before it, each storage once."""
     model = LanguageModel(config(topology, blocks=2, dim=32), seed=0)
-    streams, _ = model.blocks[0](model.residual.open(model.embedding(IDS)), model.context(IDS))
-    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors_of(streams))}.values())
+    before = model.residual.open(model.embedding(IDS))
+    behind, _ = model.blocks[0](before, model.context(IDS))
+    old, new = ({s.data_ptr(): s.nbytes() for s in storages(streams)} for streams in (before, behind))
+    return sum(size for address, size in new.items() if address not in old)
+
+
+def storages(streams):
+    return [t.untyped_storage() for t in tensors_of(streams)]
 
 
 @pytest.mark.parametrize("topology", ALL)
 def test_full_keeps_the_streams_between_blocks_alone(topology):
     more = kept_by_a_block(topology, "full") - bytes_of_streams(topology) - RANDOM_STATE
-    assert 0 <= more < 64  # single numbers
+    weights = 4 * IDS.numel() if topology == "attnres" else 0  # the last mixture has one source more to weigh
+    assert 0 <= more < 64 + 2 * weights  # single numbers
 
 
 @pytest.mark.parametrize("topology", ["siamese", "siamese:form=hybrid_pre", "pre", "hyper"])

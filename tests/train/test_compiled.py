@@ -19,8 +19,10 @@ from .worlds import run_world
 
 BLOCKS = 4
 OTHER_FIRST_BLOCK = {"hybrid_star", "span", "keel"}
-"""Topologies whose block 0 differs from the others; Mix-LN's first quarter does too."""
-SHAPES = {name: 2 if name in {*OTHER_FIRST_BLOCK, "mix"} else 1 for name in TOPOLOGIES}
+"""Topologies whose block 0 differs from the others; Mix-LN's first quarter does too, and widen's rows come in turn."""
+GROWING = {"attnres": BLOCKS, "dense": BLOCKS, "x0": 3}
+"""Streams that grow in number: with every group or block, or once, behind the block that keeps the middle state."""
+SHAPES = {name: 2 if name in {*OTHER_FIRST_BLOCK, "mix", "widen"} else GROWING.get(name, 1) for name in TOPOLOGIES}
 
 
 def model_of(topology: str) -> LanguageModel:

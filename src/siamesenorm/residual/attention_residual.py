@@ -67,6 +67,23 @@ class DepthAttention(nn.Module):
         return mixed
 
 
+class FirstLink(Link):
+    """h = v_0, the one source there is;  a new source v = F(N h)."""
+
+    def __init__(self, norm: nn.Module, eps: float) -> None:
+        super().__init__()
+        self.norm, self.eps = norm, eps
+
+    def read(self, sources: Sources) -> tuple[Sources, Tensor]:
+        """Unchanged sources; N of the embedding."""
+        return sources, self.norm(sources[0][0])
+
+    def write(self, sources: Sources, output: Tensor, keep: Keep = None) -> Sources:
+        """The output as a source of its own."""
+        update = self.dropped(output, keep).to(sources[0][0].dtype)
+        return *sources, source(update, self.eps)
+
+
 class AttentionResidualLink(Link):
     """h = sum_j softmax_j(q · (g * n(v_j))) v_j;  the last v_j = v_j + F(N h)."""
 
@@ -92,10 +109,7 @@ class AttentionResidualLink(Link):
 class AppendingLink(AttentionResidualLink):
     """h = sum_j softmax_j(q · (g * n(v_j))) v_j;  a new source v = F(N h)."""
 
-    def write(self, sources: Sources, output: Tensor, keep: Keep = None) -> Sources:
-        """The output as a source of its own."""
-        update = self.dropped(output, keep).to(sources[0][0].dtype)
-        return *sources, source(update, self.eps)
+    write = FirstLink.write
 
 
 @dataclass(frozen=True)
@@ -141,6 +155,8 @@ class AttentionResidual(Topology):
 
     def link(self, place: Place) -> Link:
         """Sublayers that begin a group append, others add."""
+        if place.index == 0:
+            return FirstLink(self.norm("input"), self.norms.eps)
         begins = not self.blocks or (place.position == 0 and place.block % self.blocks == 0)
         kind = AppendingLink if begins else AttentionResidualLink
         return kind(self.norm("input"), self.dim, self.norms.eps)

@@ -196,9 +196,9 @@ class EmbeddingBack(Topology):
 
     def close(self, streams: States) -> Tensor:
         """N(x - b x_mid)."""
-        x, _, x_mid = streams
+        x, _, *middle = streams
         assert self.final_norm is not None
-        return self.final_norm(x - self.b * x_mid)
+        return self.final_norm(x - self.b * middle[0] if middle else x)  # closed before the middle, there is none
 
     def named_streams(self, streams: States) -> dict[str, Tensor]:
         """x, the embedding, and the middle state where it is there already."""

@@ -18,16 +18,15 @@ from siamesenorm.residual.rows import Rows, RowsLink, Weighed
 STD = 0.02
 
 
-class GatedRead(nn.Module):
+class GatedRows(nn.Module):
     """z_j = g_j n(R_j);  G = σ(W_u silu(W_d vec(z)/n));  h = mean_j(G_j z_j)."""
 
-    def __init__(self, dim: int, rate: int, rank: int, eps: float) -> None:
-        super().__init__()
+    def make_gates(self, dim: int, rate: int, rank: int, eps: float) -> None:
+        """The parameters of a read."""
         self.row_norm = RMSNorm(dim, eps, affine=False)
         self.weight = nn.Parameter(torch.empty(rate, dim))
         self.W_d = nn.Parameter(torch.empty(rank, rate * dim))
         self.W_u = nn.Parameter(torch.empty(rate * dim, rank))
-        self.reset_parameters()
 
     def no_weight_decay(self) -> set[str]:
         """The gains, which are norms' gains of several rows."""
@@ -52,32 +51,38 @@ class GatedRead(nn.Module):
         """The mean of the gated rows, in the rows' own dtype: (..., d)."""
         return (self.gates(z) * z.unflatten(-1, self.weight.shape)).mean(-2).to(z.dtype)
 
+
+class GatedRead(GatedRows):
+    """A read without a write: how the stack ends."""
+
+    def __init__(self, dim: int, rate: int, rank: int, eps: float) -> None:
+        super().__init__()
+        self.make_gates(dim, rate, rank, eps)
+        self.reset_parameters()
+
     def forward(self, R: Tensor) -> Tensor:
         """(..., n, d) to (..., d)."""
         return self.mixed(self.normed(R))
 
 
-class GatedLink(RowsLink):
+class GatedLink(GatedRows, RowsLink):
     """z_j = g_j n(R_j);  h = mean_j(G_j z_j);  R_j = R_j + s_j F(h),  s = 2σ(W_w vec(z)/n)."""
 
     def __init__(self, dim: int, rate: int, rank: int, eps: float) -> None:
         super().__init__()
-        self.gated = GatedRead(dim, rate, rank, eps)
+        self.make_gates(dim, rate, rank, eps)
         self.W_w = nn.Parameter(torch.empty(rate, rate * dim))
         self.reset_parameters()
 
-    def no_weight_decay(self) -> set[str]:
-        """The gains of the rows."""
-        return {f"gated.{name}" for name in self.gated.no_weight_decay()}
-
     def reset_parameters(self) -> None:
-        """W_w ~ N(0, .02): every row is written with about 1."""
+        """As every read, and W_w ~ N(0, .02): every row is written with about 1."""
+        super().reset_parameters()
         nn.init.normal_(self.W_w, std=STD)
 
     def read(self, R: Tensor) -> tuple[Weighed, Tensor]:
         """((R, s), h)."""
-        z = self.gated.normed(R)
-        return (R, self.injection(z)), self.gated.mixed(z)
+        z = self.normed(R)
+        return (R, self.injection(z)), self.mixed(z)
 
     def injection(self, z: Tensor) -> Tensor:
         """s, what each row is written with: (..., n)."""

@@ -35,9 +35,15 @@ class Options:
     )
 
     @classmethod
+    def listed(cls) -> list[dataclasses.Field[Any]]:
+        """The fields, a topology's own before those that every topology has."""
+        common = {field.name for field in dataclasses.fields(Options)}
+        return sorted(dataclasses.fields(cls), key=lambda field: field.name in common)
+
+    @classmethod
     def parse(cls: type[O], values: Mapping[str, Any], owner: str) -> O:
         """Checked options from names and values; `owner` is named in errors."""
-        known = {field.name: field for field in dataclasses.fields(cls)}
+        known = {field.name: field for field in cls.listed()}
         for name in values:
             if name not in known:
                 raise TopologyError(f"{owner}: unknown option {shown(name)}; its options are {', '.join(known)}")

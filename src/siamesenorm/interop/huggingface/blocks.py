@@ -84,10 +84,11 @@ class SiameseNormBlock(GradientCheckpointingLayer):
         mask: Any,
         past_key_values: Cache | None = None,
         options: dict[str, Any],
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Any, ...]:
         """The streams behind the block, then the losses of experts if it has any.
 
-        Streams are tensors in the order of pytree, `layout` their structure.
+        Streams are tensors in the order of pytree, `layout` their structure; where it is another behind the block
+        (streams grow with depth), that comes last.
         """
         first, last = self.links
         with offloaded(self.links):
@@ -96,8 +97,9 @@ class SiameseNormBlock(GradientCheckpointingLayer):
             result = self.ffn(h)
             output, *reported = result if isinstance(result, tuple) else (result,)
             carried = last.add(carried, output)  # type: ignore[operator]
+        leaves, behind = pytree.tree_flatten(carried)
         losses = [loss for stats in reported for loss in (stats.balance_loss, stats.z_loss)]
-        return *pytree.tree_leaves(carried), *losses
+        return *leaves, *losses, *(() if behind == layout else (behind,))
 
 
 class HiddenState(nn.Module):

@@ -170,8 +170,10 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         expert_losses: list[Tensor] = []
         for block in self.layers[: self.config.num_hidden_layers]:
             result = block(*tensors, layout=layout, **shared)
-            tensors = list(result[: len(tensors)])
-            expert_losses.extend(result[len(tensors) :])
+            if not isinstance(result[-1], Tensor):  # streams that grow with depth are nested otherwise behind
+                *result, layout = result
+            tensors = list(result[: layout.num_leaves])
+            expert_losses.extend(result[layout.num_leaves :])
             if wants_states:
                 self.hidden_state(x, self.residual, pytree.tree_unflatten(tensors, layout))
         with offloaded(self.residual):
