@@ -71,7 +71,16 @@ def test_another_seed_gives_other_losses(tmp_path):
     assert losses(tmp_path / "one") != losses(tmp_path / "two")
 
 
-@pytest.mark.parametrize("extra", [(), ("model.dropout=0.2", "ema=0.8", "accumulation=2"), ("precision=fp16",)])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        (),
+        ("model.dropout=0.2", "ema=0.8", "accumulation=2"),
+        ("precision=fp16",),
+        ("topology=x0:prores=5",),
+        ("topology=siamese:y=attnres",),
+    ],
+)
 def test_a_killed_run_ends_with_bitwise_the_same_weights(tmp_path, monkeypatch, extra):
     config = tiny(*REGULAR, *extra)
     train(config, tmp_path / "whole")

@@ -92,3 +92,19 @@ def test_fused_and_plain_steps_agree():
         results.append([p.detach() for p in m.parameters()])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def rates(m: nn.Module, **fields) -> dict[str, float]:
+    optimizer = build_optimizer(m, OptimizerConfig(lr=1e-3, **fields))
+    set_lr(optimizer, 0.5)
+    found = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: found[id(p)] for name, p in m.named_parameters()}
+
+
+def test_factors_that_a_topology_puts_on_learning_rates():
+    """x0's scalars that multiply themselves up over the depth take a hundredth."""
+    m = model(topology="x0")
+    slow = {name for name, rate in rates(m).items() if rate != 0.5}
+    assert slow == names(m, lambda name, p: name.endswith(".r"))
+    assert all(rates(m)[name] == pytest.approx(0.005) for name in slow)
+    assert set(rates(m, lr_factors=False).values()) == {0.5}
