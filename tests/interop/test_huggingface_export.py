@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from closeness import assert_same_but_for_rounding
 from siamesenorm.data import ByteTokenizer, train_bpe
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.huggingface import byte_tokenizer, export, from_language_model
+from siamesenorm.interop.huggingface import SiameseNormForCausalLM, byte_tokenizer, export, from_language_model
 from siamesenorm.interop.huggingface.bundle import bundled_files
-from siamesenorm.models.lm import LMConfig
+from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.residual.kernels import native
 
 from .huggingface_models import HYBRID, language_model, lm_config, tokens
@@ -209,3 +209,16 @@ def test_the_tokenizers_of_the_data_room(tmp_path, name):
     assert [loaded.decode(loaded(text).input_ids) for text in texts] == texts
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == tokenizer.eos_id
     assert loaded.pad_token_id is not None
+
+
+@pytest.mark.parametrize("topology", ["siamese:prores=5", "pre:prores=5"])
+def test_branches_that_grow_are_exported_as_far_as_they_have_grown(tmp_path, topology):
+    fields = {"dim": 8, "blocks": 3, "heads": 2, "ffn_dim": 12, "vocab_size": 11, "max_length": 16}
+    model = LanguageModel(LMConfig(**fields, topology=topology), seed=0).eval()
+    model.residual.set_step(4)
+    ids = torch.arange(8)[None]
+    expected = model(ids).logits
+    export(model, tmp_path / "model")
+    loaded = SiameseNormForCausalLM.from_pretrained(tmp_path / "model").eval()
+    for same in (from_language_model(model), loaded, loaded.to_language_model().eval()):
+        torch.testing.assert_close(same(ids).logits, expected)

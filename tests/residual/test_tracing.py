@@ -37,6 +37,15 @@ def test_jit_trace(row):
         assert_close(traced(x), stack(x), rtol=1e-4, atol=1e-4)
 
 
+@every_row
+def test_make_fx(row):
+    stack = Stack(row)
+    with torch.no_grad():
+        graph = make_fx(stack)(numbers(2, 3))
+        x = numbers(2, 3)
+        assert_close(graph(x), stack(x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("text", ["siamese", "siamese:form=hybrid_pre", "pre", "hyper"])
 def test_make_fx_of_values_and_gradients(text):
     """In `real` mode our operators stand in the graph, in `fake` mode the plain form does."""

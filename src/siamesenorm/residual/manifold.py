@@ -219,7 +219,8 @@ class PermutationLink(ManifoldLink):
 def permutation_matrices(n: int, beside: Tensor) -> Tensor:
     """All n! permutation matrices, flat, the identity first: (n!, n²), on the device and in the dtype of a tensor."""
     orders = torch.tensor(list(itertools.permutations(range(n))), device=beside.device)
-    return torch.nn.functional.one_hot(orders, n).to(beside.dtype).flatten(1)
+    # No one_hot: it looks at the values, which tracers refuse and a GPU waits for.
+    return (orders.unsqueeze(-1) == torch.arange(n, device=beside.device)).to(beside.dtype).flatten(1)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM
-from siamesenorm.interop.huggingface.sharing import transformers_name
+from siamesenorm.interop.huggingface.sharing import kept_tensors, transformers_name
 from siamesenorm.models.lm import LanguageModel
 
 
@@ -20,9 +20,9 @@ def from_language_model(model: LanguageModel, **config: Any) -> SiameseNormForCa
     with torch.device("meta"):
         made = SiameseNormForCausalLM(SiameseNormConfig.from_lm_config(model.config, **config))
     made.config.dtype = model.embedding.weight.dtype
-    for name, parameter in model.named_parameters():
+    for name, tensor in kept_tensors(model).items():
         module, _, leaf = transformers_name(name).rpartition(".")
-        setattr(made.get_submodule(module), leaf, parameter)
+        setattr(made.get_submodule(module), leaf, tensor)
     made.tie_weights()
     return made.train(model.training)
 
