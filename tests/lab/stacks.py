@@ -13,8 +13,9 @@ from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.residual import TOPOLOGIES, NormSpec
 
 FORMS = ["siamese:form=plain", "siamese:form=hybrid_pre", "siamese:x=span,y=scaled", "mhc:collapse=learned"]
+FORMS += ["siamese:y=gr", "siamese:y=attnres", "siamese:y=dense", "siamese:y=x0", "attnres:blocks=0"]
 SPECS = [*TOPOLOGIES, *FORMS]
-SINGLE = [name for name, found in TOPOLOGIES.items() if found.kind != "several"]
+SINGLE = [name for name, found in TOPOLOGIES.items() if found.streams.startswith("1")]
 
 
 def tiny_lm(topology: str = "siamese", blocks: int = 2, **changes: Any) -> LanguageModel:

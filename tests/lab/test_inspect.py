@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from siamesenorm.lab import Inspection, inspect
 from siamesenorm.lab.inspection import InspectionError
-from siamesenorm.lab.inspection.parts import taken_apart_at_end, taken_apart_at_read
 from siamesenorm.residual import Residual
 from siamesenorm.train.activations import checkpoint_activations
 
@@ -167,8 +166,14 @@ def test_every_topology_can_be_inspected(spec):
     for by_depth in (found.rms, found.gradients, found.peaks, found.lens.alone):
         assert {name: len(values) for name, values in by_depth.items()} == dict.fromkeys(streams, sublayers + 1)
     assert {name: len(values) for name, values in found.updates.items()} == dict.fromkeys(streams, sublayers)
+    for name, sizes in found.rms.items():
+        there = [size is not None for size in sizes]
+        assert sorted(there) == there  # a stream that has come into being stays
+        for by_depth in (found.gradients, found.peaks, found.lens.alone):
+            assert [value is not None for value in by_depth[name]] == there
+        updates = found.updates[name][there.index(True) :]  # the first one of these found no stream there
+        assert None not in updates
     numbers = [found.loss, *found.removal.sublayers, *found.removal.blocks, *found.similarity.effective_depth.values()]
-    numbers += [value for part in (found.rms, found.gradients, found.updates) for v in part.values() for value in v]
     assert None not in numbers
     assert len(found.removal.sublayers) == sublayers == 2 * len(found.removal.blocks)
     for mixture in (*found.reads, found.fusion):
@@ -185,13 +190,14 @@ def test_parts_add_up_to_what_is_read_and_to_the_end(spec):
     residual = model.residual
     streams, previous = residual.open(torch.randn(2, 5, 16)), None
     for link in residual.links:
-        found = taken_apart_at_read(link, previous, streams)
+        found, names = link.summands(streams, previous), residual.named_streams(streams)
         streams, h = link.read(streams)
-        assert (found is None) == (len(residual.named_streams(residual.open(h))) == 1)
-        if found is not None:
-            torch.testing.assert_close(found.finish(sum(found.parts)), h)
+        assert len(found.parts) == len(found.gains) == len(names)
+        torch.testing.assert_close(found.finish(sum(found.parts)), h)
+        torch.testing.assert_close(sum(found.finished().parts), h)
         streams, previous = link.write(streams, torch.randn_like(h)), link
-    end = taken_apart_at_end(residual, streams)
+    end = residual.summands_at_end(streams, previous)
+    assert len(end.parts) == len(end.gains) == len(residual.named_streams(streams))
     torch.testing.assert_close(end.finish(sum(end.parts)), residual.close(streams))
 
 

@@ -172,7 +172,7 @@ def test_figures_are_json_and_have_every_stream(topology):
 def test_a_shallow_model_has_whole_numbers_on_its_axes_and_no_sublayer_in_both_lists():
     found = inspect(tiny_lm("siamese"), ids(1, 6))
     axes = {plot.name: plot.figure["layout"]["xaxis"] for plot in plots(found)}
-    assert {axis["dtick"] for axis in axes.values()} == {1}
+    assert {axis["dtick"] for axis in axes.values() if "ticktext" not in axis} == {1}
     told = dict(terminal.notes(found))
     most, least = (re.findall(r"\d+ \w+", told[f"needed {end}"]) for end in ("most", "least"))
     assert sorted([*most, *least]) == sorted(sublayer.label for sublayer in found.sublayers)

@@ -70,7 +70,7 @@ def test_hyper_connections_read_their_rows_in_turn_at_start():
 
 
 def test_mhc_reads_its_favoured_row_most_and_ends_with_all():
-    found = inspect(Stack("mhc", 16, [torch.sin] * 2), torch.randn(3, 16))
+    found = inspect(Stack("mhc:eps=0", 16, [torch.sin] * 2), torch.randn(3, 16))
     assert len(found.reads) == 2
     for row, mixture in enumerate((*found.reads, found.fusion)):
         shares = [0.75 if other == row else 1 / 12 for other in range(4)] if row < 2 else [0.25] * 4

@@ -142,7 +142,7 @@ def test_shards_are_gathered_in_the_precision_of_the_run(tmp_path):
     assert run_world(2, gathered_in, config, tmp_path / "two", mode="fsdp") == [{"finished", "torch.bfloat16"}] * 2
     pairs = zip(losses(tmp_path / "two"), losses(tmp_path / "one"), strict=True)
     for number, (ours, theirs) in enumerate(pairs):
-        # Adam's first steps are nearly signs of gradients: what bf16 rounds in the smallest of them moves weights fully.
+        # Adam's first steps are nearly signs of gradients: rounding of the smallest moves weights as far as any.
         assert ours == pytest.approx(theirs, rel=0.1 if number else 0.02)
 
 

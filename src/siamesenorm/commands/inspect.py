@@ -49,7 +49,7 @@ def inspect(
     ] = False,
     show: Annotated[bool, typer.Option("--open", help="Show the report in a browser.")] = False,
 ) -> None:
-    """Look inside a trained model: norms, gradients, gain shares, logit lens, removals, similarity, activations."""
+    """Look inside a trained model: norms, gradients, who wrote what is read, logit lens, removals, activations."""
     from rich.console import Console
 
     from siamesenorm.lab.inspection.errors import InspectionError
@@ -87,6 +87,7 @@ def measure(source: Source, removal: bool, console: Console) -> Inspection:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from siamesenorm.lab.inspection import inspect as look
+    from siamesenorm.lab.inspection.spikes import spikes_of_run
     from siamesenorm.lab.provenance import command, machine_facts
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -99,7 +100,9 @@ def measure(source: Source, removal: bool, console: Console) -> Inspection:
             removal=removal,
             progress=lambda done, of: bar.update(task, completed=done, total=of),
         )
-    return found.model_copy(update={"source": {**source.facts, "command": command(), **machine_facts()}})
+    facts = {**source.facts, "command": command(), **machine_facts()}
+    spikes = spikes_of_run(str(source.facts["folder"])) if source.facts["kind"] == "run" else None
+    return found.model_copy(update={"source": facts, "spikes": spikes})
 
 
 def default_folder(run: Path, kind: str) -> Path:

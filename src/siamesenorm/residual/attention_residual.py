@@ -6,6 +6,7 @@ of sources grows with depth. What is mixed are outputs (or sums of a group's out
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.precision import widened, without_autocast
+from siamesenorm.residual.summands import Sum
 
 Source = tuple[Tensor, Tensor]
 """A vector (..., d) and 1/rms of it (..., 1)."""
@@ -78,6 +80,10 @@ class FirstLink(Link):
         """Unchanged sources; N of the embedding."""
         return sources, self.norm(sources[0][0])
 
+    def summands(self, sources: Sources, previous: Link | None) -> Sum:
+        """The embedding, then N."""
+        return Sum([sources[0][0]], [1.0], self.norm)
+
     def write(self, sources: Sources, output: Tensor, keep: Keep = None) -> Sources:
         """The output as a source of its own."""
         update = self.dropped(output, keep).to(sources[0][0].dtype)
@@ -104,6 +110,10 @@ class AttentionResidualLink(Link):
         """The output added to the group's sum."""
         *others, (summed, _) = sources
         return *others, source(summed + self.dropped(output, keep), self.eps)
+
+    def summands(self, sources: Sources, previous: Link | None) -> Sum:
+        """The weighed sources, then N."""
+        return Sum.weighed(self.mix.weights(sources), [values for values, _ in sources], self.norm)
 
 
 class AppendingLink(AttentionResidualLink):
@@ -178,6 +188,14 @@ class AttentionResidual(Topology):
     def named_streams(self, streams: Sources) -> dict[str, Tensor]:
         """One name a source."""
         return {f"v{j}": values for j, (values, _) in enumerate(streams)}
+
+    def map_streams(self, streams: Sources, function: Callable[[Tensor], Tensor]) -> Sources:
+        """Every source replaced, its 1/rms made anew."""
+        return tuple(source(function(values), self.norms.eps) for values, _ in streams)
+
+    def summands_at_end(self, streams: Sources, last: Link) -> Sum:
+        """The weighed sources, then N."""
+        return Sum.weighed(self.mix.weights(streams), [values for values, _ in streams], self.final_norm)
 
     def no_weight_decay(self) -> set[str]:
         """The links' own, and the last query and gain."""

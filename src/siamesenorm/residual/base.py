@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.errors import TopologyError, shown
@@ -29,6 +30,7 @@ from siamesenorm.residual.norms import NormLike, NormRole, Norms
 from siamesenorm.residual.options import Options
 from siamesenorm.residual.places import Blocks, Place, lay_out
 from siamesenorm.residual.ramp import Ramp
+from siamesenorm.residual.summands import Sum, mean_gain
 
 AttentionNorm = Literal["none", "qk_head", "qk_projection", "qkv_head"]
 WeightRole = Literal["query", "key", "value", "attention_out", "ffn_in", "ffn_out"]
@@ -102,6 +104,14 @@ class Link(nn.Module):
     def written_norm(self) -> nn.Module | None:
         """The norm that the stream comes out of when it is written, where `write` ends with one."""
         return None
+
+    def summands(self, streams: Streams, previous: Link | None) -> Sum:
+        """What the sublayer sees, stream by stream, `previous` the link before; a link of several streams says it."""
+        return Sum([type(self).read(self, streams)[1]], [self.read_gain(previous)])
+
+    def read_gain(self, previous: Link | None) -> float:
+        """Mean absolute gain of the norm that a single stream was last sent through before the sublayer sees it."""
+        return mean_gain(None if previous is None else previous.written_norm)
 
     def add(self, streams: Streams, output: Tensor, gate: Tensor | None = None) -> Streams:
         """`write`, gated where there is a gate."""
@@ -213,6 +223,17 @@ class Topology(NeedsOnOffer, nn.Module):
     def named_streams(self, streams: Streams) -> dict[str, Tensor]:
         """The stream(s) by name, each of the stack's width in its last dimension, for looking inside."""
         return {"x": streams}
+
+    def map_streams(self, streams: Streams, function: Callable[[Tensor], Tensor]) -> Streams:
+        """Every stream replaced by what a function makes of it; one tensor in two places stays one."""
+        leaves, spec = pytree.tree_flatten(streams)
+        made = {key: function(x) for key, x in {id(x): x for x in leaves}.items()}
+        return pytree.tree_unflatten([made[id(x)] for x in leaves], spec)
+
+    def summands_at_end(self, streams: Streams, last: Link) -> Sum:
+        """The stack's output, stream by stream; `last` is its last link. A topology of several streams says it."""
+        norms = self.output_norms(last)
+        return Sum([type(self).close(self, streams)], [mean_gain(norms[0] if norms else None)])
 
     def output_norms(self, last: Link) -> list[nn.Module]:
         """The norms whose outputs, added up, are the stack's output; `last` is its last link."""

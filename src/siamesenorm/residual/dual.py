@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from siamesenorm.residual.base import Link, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.places import Place
+from siamesenorm.residual.summands import Sum, mean_gain
 
 Pair = tuple[Tensor, Tensor]
 
@@ -27,6 +28,10 @@ class DualLink(Link):
         x, d = streams
         output = self.dropped(output, keep)
         return self.norm(x + output), d + output
+
+    def summands(self, streams: Pair, previous: Link | None) -> Sum:
+        """x alone."""
+        return Sum.of_first(streams, None, self.read_gain(previous))
 
     @property
     def written_norm(self) -> nn.Module:
@@ -63,6 +68,11 @@ class ResidualDual(Topology):
         x, d = streams
         assert self.final_norm is not None
         return x + self.final_norm(d)
+
+    def summands_at_end(self, streams: Pair, last: Link) -> Sum:
+        """x and N(d)."""
+        assert self.final_norm is not None
+        return Sum([streams[0], self.final_norm(streams[1])], [mean_gain(norm) for norm in self.output_norms(last)])
 
     def output_norms(self, last: Link) -> list[nn.Module]:
         """x's last norm and d's."""

@@ -16,6 +16,7 @@ from siamesenorm.residual.kernels.rms_norm import rms_norm
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.pre import PreLink
+from siamesenorm.residual.summands import Sum
 
 States = tuple[Tensor, ...]
 
@@ -31,6 +32,10 @@ class AlongsideLink(PreLink):
         """x + O."""
         x, *earlier = streams
         return super().write(x, output, keep), *earlier
+
+    def summands(self, streams: States, previous: Link | None) -> Sum:
+        """x alone, then N."""
+        return Sum.of_first(streams, self.norm)
 
 
 class DenseLink(AlongsideLink):
@@ -90,6 +95,10 @@ class Dense(Topology):
         assert self.final_norm is not None
         return self.final_norm(streams[0])
 
+    def summands_at_end(self, streams: States, last: Link) -> Sum:
+        """x alone, then N."""
+        return Sum.of_first(streams, self.final_norm)
+
     def named_streams(self, streams: States) -> dict[str, Tensor]:
         """x, and the states that it is mixed from."""
         return {"x": streams[0]} | {f"X{j}": state for j, state in enumerate(streams[1:])}
@@ -123,6 +132,11 @@ class EmbeddingLink(AlongsideLink):
         x, x_0, *rest = streams
         x = self.r * x + self.z * x_0
         return (x, x_0, *rest), self.norm(x)
+
+    def summands(self, streams: States, previous: Link | None) -> Sum:
+        """x and the embedding, weighed, then N."""
+        zero = torch.zeros_like(self.r)
+        return Sum.weighed(torch.cat([self.r, self.z, zero])[: len(streams)], streams, self.norm)
 
 
 class MiddleLink(AlongsideLink):
@@ -195,10 +209,15 @@ class EmbeddingBack(Topology):
         return (x_0.view_as(x_0) if self.options.normed_start else x), x_0
 
     def close(self, streams: States) -> Tensor:
-        """N(x - b x_mid)."""
-        x, _, *middle = streams
+        """N(x - b x_mid); N x of a stack that ends before its middle."""
+        x, _, *x_mid = streams
         assert self.final_norm is not None
-        return self.final_norm(x - self.b * middle[0] if middle else x)  # closed before the middle, there is none
+        return self.final_norm(x - self.b * x_mid[0] if x_mid else x)
+
+    def summands_at_end(self, streams: States, last: Link) -> Sum:
+        """x and the middle state, weighed, then N."""
+        one = torch.ones_like(self.b)
+        return Sum.weighed(torch.cat([one, 0 * one, -self.b])[: len(streams)], streams, self.final_norm)
 
     def named_streams(self, streams: States) -> dict[str, Tensor]:
         """x, the embedding, and the middle state where it is there already."""

@@ -14,6 +14,7 @@ from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.precision import widened, without_autocast
 from siamesenorm.residual.rows import Rows, RowsLink, Weighed
+from siamesenorm.residual.summands import Sum
 
 STD = 0.02
 
@@ -51,6 +52,13 @@ class GatedRows(nn.Module):
         """The mean of the gated rows, in the rows' own dtype: (..., d)."""
         return (self.gates(z) * z.unflatten(-1, self.weight.shape)).mean(-2).to(z.dtype)
 
+    def rows_in_mean(self, R: Tensor) -> Sum:
+        """Every row's part of the mean; what it comes in with is its gates times its gains."""
+        z = self.normed(R)
+        gates, n = self.gates(z).to(z.dtype), self.weight.shape[0]
+        sizes = (gates * self.weight).detach().float().abs().flatten(0, -3).mean((0, -1)) / n
+        return Sum(list((gates * z.unflatten(-1, self.weight.shape) / n).unbind(-2)), sizes.tolist())
+
 
 class GatedRead(GatedRows):
     """A read without a write: how the stack ends."""
@@ -83,6 +91,10 @@ class GatedLink(GatedRows, RowsLink):
         """((R, s), h)."""
         z = self.normed(R)
         return (R, self.injection(z)), self.mixed(z)
+
+    def summands(self, rows: Tensor, previous: Link | None) -> Sum:
+        """The gated rows."""
+        return self.rows_in_mean(rows)
 
     def injection(self, z: Tensor) -> Tensor:
         """s, what each row is written with: (..., n)."""
@@ -132,6 +144,10 @@ class GatedResidual(Rows):
     def close(self, streams: Tensor) -> Tensor:
         """The mean of the gated rows."""
         return self.last_read(streams)
+
+    def summands_at_end(self, streams: Tensor, last: Link) -> Sum:
+        """The gated rows."""
+        return self.last_read.rows_in_mean(streams)
 
     def output_norms(self, last: Link) -> list[nn.Module]:
         """The last read, whose gains are a norm's."""

@@ -111,3 +111,7 @@ class Hyper(Rows):
         """N of the sum of rows."""
         assert self.final_norm is not None
         return self.final_norm(streams.sum(-2))
+
+    def end_weights(self, rows: Tensor) -> Tensor:
+        """1 each."""
+        return rows.new_ones(self.options.rate)

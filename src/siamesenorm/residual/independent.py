@@ -15,6 +15,7 @@ from siamesenorm.residual.manifold import LearnedCollapse
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.rows import Rows, RowsLink, Weighed, project_rows, weigh_rows
+from siamesenorm.residual.summands import Sum
 
 STD = 0.02
 
@@ -105,6 +106,10 @@ class Independent(Rows):
         assert self.final_norm is not None
         return self.final_norm(self.collapse(streams))
 
+    def end_weights(self, rows: Tensor) -> Tensor:
+        """The token's own."""
+        return self.collapse.weights(rows)
+
     def no_weight_decay(self) -> set[str]:
         """The links' own, and what the collapse starts from."""
         return super().no_weight_decay() | {"collapse.a", "collapse.b"}
@@ -137,6 +142,10 @@ class WidenLink(Link):
     def write(self, R: tuple[Tensor, ...], output: Tensor, keep: Keep = None) -> tuple[Tensor, ...]:
         """The output to one row."""
         return *R[: self.row], R[self.row] + self.dropped(output, keep), *R[self.row + 1 :]
+
+    def summands(self, R: tuple[Tensor, ...], previous: Link | None) -> Sum:
+        """The weighed rows, then N."""
+        return Sum.weighed(self.a, R, self.norm)
 
 
 @dataclass(frozen=True)
@@ -179,6 +188,10 @@ class Widen(Topology):
         """N of the sum of rows."""
         assert self.final_norm is not None
         return self.final_norm(sum(streams[1:], streams[0]))
+
+    def summands_at_end(self, streams: tuple[Tensor, ...], last: Link) -> Sum:
+        """The rows, then N."""
+        return Sum(list(streams), [1.0] * len(streams), self.final_norm)
 
     def named_streams(self, streams: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """One name a row."""

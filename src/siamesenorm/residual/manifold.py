@@ -186,6 +186,10 @@ class Manifold(Rows):
         assert self.final_norm is not None
         return self.final_norm(streams.mean(-2) if self.collapse is None else self.collapse(streams))
 
+    def end_weights(self, rows: Tensor) -> Tensor:
+        """The mean's, or the token's own."""
+        return super().end_weights(rows) if self.collapse is None else self.collapse.weights(rows)
+
     def no_weight_decay(self) -> set[str]:
         """The links' own, and what the collapse starts from."""
         return super().no_weight_decay() | (set() if self.collapse is None else {"collapse.a", "collapse.b"})

@@ -13,6 +13,7 @@ from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.pre import PreLink, RawLink
+from siamesenorm.residual.summands import mean_gain
 
 
 class PostStartLink(RawLink):
@@ -26,6 +27,10 @@ class PostStartLink(RawLink):
         """N x, as the stream and for the sublayer."""
         x = self.norm(x)
         return x, x
+
+    def read_gain(self, previous: Link | None) -> float:
+        """N's."""
+        return mean_gain(self.norm)
 
 
 class PostEndLink(RawLink):

@@ -13,6 +13,7 @@ from siamesenorm.residual.depth import depth_factor
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
+from siamesenorm.residual.summands import mean_gain
 
 
 class PreLink(Link):
@@ -29,6 +30,10 @@ class PreLink(Link):
     def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """x + O."""
         return x + self.dropped(output, keep)
+
+    def read_gain(self, previous: Link | None) -> float:
+        """N's."""
+        return mean_gain(self.norm)
 
 
 class Pre(Topology):
@@ -158,6 +163,10 @@ class ScaledLink(PreLink):
     def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """N(x) / sqrt(l+1)."""
         return x, self.norm(x) * self.scale
+
+    def read_gain(self, previous: Link | None) -> float:
+        """N's, divided too."""
+        return mean_gain(self.norm) * float(self.scale)
 
 
 class Scaled(Topology):

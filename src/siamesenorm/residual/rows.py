@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from siamesenorm.residual.base import Link, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.precision import widened, without_autocast
+from siamesenorm.residual.summands import Sum
 
 Weighed = tuple[Tensor, Tensor]
 
@@ -54,6 +55,8 @@ def project_rows(rows: Tensor, matrix: Tensor, eps: float) -> Tensor:
 class RowsLink(Link):
     """R_j = R_j + s_j O: the output goes to every row with that row's weight."""
 
+    norm: nn.Module
+
     def write(self, streams: Weighed, output: Tensor, keep: Keep = None) -> Tensor:
         """R + s O."""
         rows, weights = streams
@@ -62,6 +65,10 @@ class RowsLink(Link):
     def weights(self, rows: Tensor) -> Tensor:
         """What this link reads each row with: (..., n)."""
         raise NotImplementedError
+
+    def summands(self, rows: Tensor, previous: Link | None) -> Sum:
+        """The weighed rows, then N."""
+        return Sum.weighed(self.weights(rows), rows.unbind(-2), self.norm)
 
 
 class Rows(Topology):
@@ -79,6 +86,14 @@ class Rows(Topology):
     def kept(self) -> float:
         """The rows, and the reading before and behind its norm."""
         return self.options.rate + 2.0
+
+    def end_weights(self, rows: Tensor) -> Tensor:
+        """What each row comes into the end with: (..., n)."""
+        return rows.new_full((self.options.rate,), 1 / self.options.rate)
+
+    def summands_at_end(self, streams: Tensor, last: Link) -> Sum:
+        """The weighed rows, then N."""
+        return Sum.weighed(self.end_weights(streams), streams.unbind(-2), self.final_norm)
 
     def named_streams(self, streams: Tensor) -> dict[str, Tensor]:
         """One name a row."""

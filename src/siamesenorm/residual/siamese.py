@@ -30,6 +30,7 @@ from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.post import PostEndLink, PostStartLink
 from siamesenorm.residual.pre import PreLink, RawLink
+from siamesenorm.residual.summands import Sum
 
 Pair = tuple[Streams, Streams]
 DepthScaling = Literal["none", "sqrt(2(l+1))", "sqrt(l+1)"]
@@ -106,6 +107,15 @@ class PairLink(Link):
         keep = self.draw(output) if keep is None else keep
         return self.x.write(streams[0], output * self.scale, keep), self.y.write(streams[1], output, keep)
 
+    def summands(self, streams: Pair, previous: Link | None) -> Sum:
+        """g * X and the parts of N_Y(Y), then N_in."""
+        before = (previous.x, previous.y) if isinstance(previous, PairLink) else (None, None)
+        x = self.x.summands(streams[0], before[0]).finished()
+        y = self.y.summands(streams[1], before[1]).finished()
+        if self.gain is not None:  # g stands where HybridNorm's attention has no norm on the stream
+            x = Sum([self.gain * part for part in x.parts], [float(self.gain.detach().float().abs().mean())])
+        return Sum(x.parts + y.parts, x.gains + y.gains, self.input_norm)
+
 
 class Siamese(Topology):
     """SiameseNorm: ``O = F(N_in(N_X(X) + N_Y(Y)))``, both streams receive O, X divided by c_l. arXiv 2602.08064.
@@ -175,6 +185,17 @@ class Siamese(Topology):
         out = self.x.close(streams[0]) + self.y.close(streams[1])
         return out if self.final_norm is None else self.final_norm(out)
 
+    def map_streams(self, streams: Pair, function: Callable[[Tensor], Tensor]) -> Pair:
+        """Each part by itself."""
+        return self.x.map_streams(streams[0], function), self.y.map_streams(streams[1], function)
+
+    def summands_at_end(self, streams: Pair, last: Link) -> Sum:
+        """The parts' own ends, then N_out."""
+        assert isinstance(last, PairLink)
+        x = self.x.summands_at_end(streams[0], last.x).finished()
+        y = self.y.summands_at_end(streams[1], last.y).finished()
+        return Sum(x.parts + y.parts, x.gains + y.gains, self.final_norm)
+
     def needs(self, place: Place) -> SublayerNeeds:
         """What either part needs."""
         x, y = self.x.needs(place), self.y.needs(place)
@@ -202,7 +223,7 @@ class Siamese(Topology):
         """The Post-Norm-like x and the Pre-Norm-like y; of a part with several streams each, as y.name."""
         (x,), y = (part.named_streams(s) for part, s in zip((self.x, self.y), streams, strict=True))
         found = self.x.named_streams(streams[0])
-        return {"x": found[x]} | {"y" if len(y) == 1 else f"y.{name}": stream for name, stream in y.items()}
+        return {"x": found[x]} | {"y" if name == "x" == "".join(y) else f"y.{name}": s for name, s in y.items()}
 
     def step(self, last: Link, following: Link) -> Step:
         """Fused where the parts are the paper's: post or hybrid with pre, and our own norms."""

@@ -16,6 +16,7 @@ from siamesenorm.residual.base import InitRule, Link, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
+from siamesenorm.residual.summands import mean_gain
 
 Pair = tuple[Tensor, Tensor]
 
@@ -36,6 +37,10 @@ class InnerLink(Link):
         """Post-Norm on the current value."""
         block_input, current = streams
         return block_input, self.norm(current + self.dropped(output, keep))
+
+    def read_gain(self, previous: Link | None) -> float:
+        """That of the norm before the sublayer, or else of the last one on the stream."""
+        return super().read_gain(previous) if self.read_norm is None else mean_gain(self.read_norm)
 
     @property
     def written_norm(self) -> nn.Module:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from siamesenorm.lab.inspection.probe import Probe, Sight, wide
+from siamesenorm.lab.inspection.probe import Probe, Series, Sight, wide
 from siamesenorm.lab.inspection.result import Peak
 from siamesenorm.residual import Link, Place
+from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.flow import Streams
 
 MASSIVE, MASSIVE_MEDIANS = 100.0, 1000.0
@@ -26,12 +27,12 @@ class Magnitude(Probe):
 
     def __init__(self, sight: Sight) -> None:
         super().__init__(sight)
-        self.found: dict[str, list[float]] = {name: [] for name in sight.names}
+        self.found: Series[float] = Series()
 
     def at_depth(self, depth: int, streams: Streams) -> None:
         """One number a stream."""
         for name, rows in self.sight.rows(streams).items():
-            self.found[name].append(rms(rows))
+            self.found.put(name, depth, rms(rows))
 
 
 class Peaks(Probe):
@@ -39,12 +40,12 @@ class Peaks(Probe):
 
     def __init__(self, sight: Sight) -> None:
         super().__init__(sight)
-        self.found: dict[str, list[Peak]] = {name: [] for name in sight.names}
+        self.found: Series[Peak] = Series()
 
     def at_depth(self, depth: int, streams: Streams) -> None:
         """Sizes and places."""
         for name, rows in self.sight.rows(streams).items():
-            self.found[name].append(self.peak(rows.float().abs()))
+            self.found.put(name, depth, self.peak(rows.float().abs()))
 
     def peak(self, sizes: Tensor) -> Peak:
         """Of |activations| (tokens, dim)."""
@@ -66,11 +67,12 @@ class Updates(Probe):
 
     def __init__(self, sight: Sight) -> None:
         super().__init__(sight)
-        self.found: dict[str, list[float]] = {name: [] for name in sight.names}
+        self.found: Series[float] = Series()
 
-    def at_write(self, place: Place, link: Link, before: Streams, output: Tensor, streams: Streams) -> None:
-        """One ratio a stream."""
+    def at_write(self, place: Place, link: Link, before: Streams, output: Tensor, keep: Keep, streams: Streams) -> None:
+        """One ratio a stream; none of a stream that the output alone makes."""
         kept = self.sight.rows(type(link).write(link, before, torch.zeros_like(output)))
         for name, rows in self.sight.rows(streams).items():
             size = rms(kept[name])
-            self.found[name].append(rms(wide(rows) - wide(kept[name])) / size if size else float("nan"))
+            ratio = rms(wide(rows) - wide(kept[name])) / size if size else float("nan")
+            self.found.put(name, place.index, ratio)

@@ -6,18 +6,22 @@ the same colour in every plot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from siamesenorm.lab.inspection import maps
 from siamesenorm.lab.inspection.result import Inspection, Mixture
-from siamesenorm.lab.inspection.terminal import token
+from siamesenorm.lab.inspection.similarity import END
+from siamesenorm.lab.inspection.terminal import some, token
 from siamesenorm.lab.page import PALETTE, Figure, label
 
 Values = Sequence[float | None]
 DASH = "dot"
 FEW = 12
 """Places on an axis that all have a number."""
+LINES = 10
+"""Streams that are drawn as lines at most, as many as there are colours."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,13 @@ def plots(found: Inspection) -> Iterator[Plot]:
         "rms",
         "Hidden norm by depth",
         "Root mean square of each stream; depth 0 is the embedding, every sublayer adds one.",
-        lines(depths(found), found.rms, "depth", "rms", log=True),
+        lines(depths(found), shown(found, found.rms), "depth", "rms", log=True),
     )
     if found.gradients is not None:
-        series: dict[str, Values] = dict(found.gradients)
+        series = shown(found, found.gradients)
         figure = lines(depths(found), series, "depth", "gradient norm", log=True)
         if found.output_gradients is not None:
-            outputs = trace("outputs", depths(found)[1:], found.output_gradients, len(found.streams), DASH)
+            outputs = trace("outputs", depths(found)[1:], found.output_gradients, len(series), DASH)
             figure["data"].append({**outputs, "text": labels(found)})
         yield Plot(
             "gradients",
@@ -66,6 +70,40 @@ def plots(found: Inspection) -> Iterator[Plot]:
             "Shares of the gains, and dotted of the measured contributions; the last place is the final fusion.",
             shares(found),
         )
+    if len(found.streams) > 2 and any(read.gains for read in found.reads):
+        yield Plot(
+            "weights",
+            "Weights of the streams",
+            "What every sublayer and the end read each stream with: a mixing weight, or the mean gain of a norm.",
+            maps.weights(found),
+            height=maps.height(len(found.sublayers) + 1),
+        )
+    if found.collapse is not None:
+        yield Plot(
+            "collapse",
+            "Stream collapse",
+            "The largest stream's share of the energy of all, and the mean cosine of all pairs of streams.",
+            lines(
+                depths(found), {"largest": found.collapse.largest, "cosine": found.collapse.cosine}, "depth", "share"
+            ),
+        )
+    if found.writers is not None:
+        yield Plot(
+            "writers",
+            "Who wrote what a sublayer sees",
+            f"Share of every writer in what a reader sees, on {found.writers.tokens} tokens: the projection of its "
+            "component onto the reading, gates and norms held as they are. A row sums to one"
+            + (" with its constants." if maps.has_constants(found) else "; a share may be negative."),
+            maps.writers(found),
+            height=maps.height(len(found.sublayers) + 1),
+        )
+    if found.attention_logits is not None:
+        yield Plot(
+            "logits",
+            "Largest attention logit",
+            "q·k / sqrt(head width), the largest over all heads and pairs of tokens that see each other.",
+            logits(found),
+        )
     if found.lens is not None:
         yield Plot(
             "lens",
@@ -81,16 +119,16 @@ def plots(found: Inspection) -> Iterator[Plot]:
             f"Outputs replaced by zero; with all of them the loss is {number(found.removal.loss)}.",
             removal(found),
         )
-    for name in found.streams:
+    for name in found.similarity.cka:
         effective = number(found.similarity.effective_depth.get(name))
         yield Plot(
             f"similarity-{name}",
-            f"Similarity between blocks, stream {name}",
+            f"Similarity between blocks, {'all streams at their end' if name == END else f'stream {name}'}",
             f"Linear CKA of {found.similarity.tokens} tokens. Effective depth {effective} of "
             f"{len(found.similarity.depths)}: the number of different representations.",
             similarity(found, name),
             height=400,
-            half=len(found.streams) > 1,
+            half=len(found.similarity.cka) > 1,
         )
     yield Plot(
         "peaks",
@@ -103,6 +141,11 @@ def plots(found: Inspection) -> Iterator[Plot]:
 def number(value: float | None) -> str:
     """Four digits."""
     return "–" if value is None else f"{value:.4g}"
+
+
+def shown(found: Inspection, series: Mapping[str, Values]) -> dict[str, Values]:
+    """Those of the streams that have a line."""
+    return {name: series[name] for name in some(found.streams, LINES) if name in series}
 
 
 def depths(found: Inspection) -> list[int]:
@@ -145,10 +188,18 @@ def lines(x: Sequence[Any], series: dict[str, Any], x_title: str, y_title: str, 
 
 def updates(found: Inspection) -> Figure:
     """Behind every sublayer, whose names come by hovering."""
-    figure = lines(depths(found)[1:], found.updates, "depth", "|update| / |stream|", log=True)
+    figure = lines(depths(found)[1:], shown(found, found.updates), "depth", "|update| / |stream|", log=True)
     for line in figure["data"]:
         line |= named(labels(found))
     return figure
+
+
+def logits(found: Inspection) -> Figure:
+    """Behind every sublayer that has attention."""
+    known = [(at + 1, value) for at, value in enumerate(found.attention_logits or ()) if value is not None]
+    places = [at for at, _ in known]
+    line = trace("logit", places, [value for _, value in known], 0) | named([labels(found)[at - 1] for at in places])
+    return {"data": [line], "layout": layout("depth", "logit", len(depths(found)))}
 
 
 def named(names: Sequence[str]) -> Figure:
@@ -161,7 +212,7 @@ def shares(found: Inspection) -> Figure:
     places: list[Mixture] = [*found.reads, found.fusion]
     names = [*labels(found), "end"]
     data: list[Figure] = []
-    for color, name in enumerate(found.streams):
+    for color, name in enumerate(some(found.streams, LINES)):
         for kind, dash in (("gain_shares", "solid"), ("contributions", DASH)):
             values = [(getattr(place, kind) or {}).get(name) for place in places]
             line = trace(f"{name} {'gain' if dash == 'solid' else 'contribution'}", depths(found), values, color, dash)
@@ -174,11 +225,11 @@ def shares(found: Inspection) -> Figure:
 def lens(found: Inspection) -> Figure:
     """Agreement in percent."""
     assert found.lens is not None
-    series: dict[str, Values] = dict(found.lens.alone or {})
+    series = shown(found, found.lens.alone or {})
     figure = lines(depths(found), {name: percent(values) for name, values in series.items()}, "depth", "agreement, %")
     if len(found.streams) > 1:
         together = percent(found.lens.together)
-        figure["data"].append(trace("all together", depths(found), together, len(found.streams), DASH))
+        figure["data"].append(trace("all together", depths(found), together, len(series), DASH))
     figure["layout"]["yaxis"]["range"] = [-2, 102]
     return figure
 
@@ -220,12 +271,15 @@ def similarity(found: Inspection, name: str) -> Figure:
 def peaks(found: Inspection) -> Figure:
     """Largest and median sizes on a logarithmic axis."""
     data: list[Figure] = []
-    for color, (name, entries) in enumerate(found.peaks.items()):
-        largest = trace(f"{name} largest", depths(found), [peak.largest for peak in entries], color)
+    for color, name in enumerate(some(found.streams, LINES)):
+        entries = [(depth, peak) for depth, peak in enumerate(found.peaks[name]) if peak is not None]
+        places = [depth for depth, _ in entries]
+        largest = trace(f"{name} largest", places, [peak.largest for _, peak in entries], color)
         largest["text"] = [
-            f"feature {peak.dims[0]}, {token(peak.tokens[0])}" if peak.dims and peak.tokens else "" for peak in entries
+            f"feature {peak.dims[0]}, {token(peak.tokens[0])}" if peak.dims and peak.tokens else ""
+            for _, peak in entries
         ]
-        median = trace(f"{name} median", depths(found), [peak.median for peak in entries], color, DASH)
+        median = trace(f"{name} median", places, [peak.median for _, peak in entries], color, DASH)
         data += [largest, median]
     positive = all(value is None or value > 0 for line in data for value in line["y"])
     return {"data": data, "layout": layout("depth", "|activation|", len(depths(found)), log=positive)}

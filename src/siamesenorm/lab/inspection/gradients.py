@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -22,48 +24,44 @@ class Gradients:
         self.sight: Sight | None = None
         self.at: list[dict[str, float]] = []
         self.outputs: list[float] = []
+        self.unfinished: list[Callable[[], None]] = []
 
     def cut(self, streams: Streams) -> Streams:
         """Fresh leaves at the start, one for each stream also where all are the same tensor."""
-        named = list(self.topology.named_streams(streams).values())
-        shared = len({id(stream) for stream in named}) < len(named)
-        memos: list[dict[int, Tensor]] = [{}]
+        return self.topology.map_streams(streams, lambda x: x.detach().requires_grad_())
 
-        def leaf(x: Tensor) -> Tensor:
-            memo = memos[-1]
-            if id(x) not in memo:
-                memo[id(x)] = x.detach().requires_grad_()
-            return memo[id(x)]
+    def follow(self, streams: Streams) -> Streams:
+        """Ask for the gradients of one depth; they become numbers once all streams have theirs.
 
-        if not shared:
-            return pytree.tree_map_only(Tensor, leaf, streams)
-        parts = []
-        for part in streams:
-            parts.append(pytree.tree_map_only(Tensor, leaf, part))
-            memos.append({})
-        return tuple(parts)
-
-    def follow(self, streams: Streams) -> None:
-        """Ask for the gradients of one depth; they become numbers once all streams have theirs."""
+        What is returned goes on: a stream that a sublayer leaves as it is would otherwise be one tensor at all depths,
+        and its gradient at one of them would count readers that came before.
+        """
+        streams = self.topology.map_streams(streams, lambda x: x.view_as(x))
         leaves, spec = pytree.tree_flatten(streams)
-        numbers: dict[str, float] = {}
+        numbers = dict.fromkeys(self.topology.named_streams(streams), 0.0)
         self.at.append(numbers)
+        order, waiting = [id(x) for x in leaves], {id(x) for x in leaves if x.requires_grad}
+        empty = {id(x): torch.zeros_like(x, device="meta") for x in leaves}
         arrived: dict[int, Tensor] = {}
-        waiting = {id(x) for x in leaves if x.requires_grad}
-        order = [id(x) for x in leaves]
-        likes = {id(x): x.detach() for x in leaves if not x.requires_grad}
+
+        def finish() -> None:
+            if arrived:
+                device = next(iter(arrived.values())).device
+                tree = [arrived[k] if k in arrived else torch.zeros_like(empty[k], device=device) for k in order]
+                named = self.topology.named_streams(pytree.tree_unflatten(tree, spec))
+                numbers.update({name: self.norm(part) for name, part in named.items()})
+                arrived.clear()
 
         def arrive(key: int, grad: Tensor) -> None:
             arrived[key] = grad
             waiting.discard(key)
             if not waiting:
-                tree = [arrived[k] if k in arrived else torch.zeros_like(likes[k]) for k in order]
-                named = self.topology.named_streams(pytree.tree_unflatten(tree, spec))
-                numbers.update({name: self.norm(part) for name, part in named.items()})
-                arrived.clear()
+                finish()
 
         for key, x in {id(x): x for x in leaves if x.requires_grad}.items():
             x.register_hook(lambda grad, key=key: arrive(key, grad))
+        self.unfinished.append(finish)
+        return streams
 
     def follow_output(self, output: Tensor) -> None:
         """The same at a sublayer's output."""
@@ -82,10 +80,12 @@ class Gradients:
         """Run the backward pass."""
         if loss.requires_grad:
             loss.backward()
+        for finish in self.unfinished:  # where a stream is read by nobody any more, its gradient never comes
+            finish()
         return self
 
     @property
-    def streams(self) -> dict[str, list[float]]:
-        """By depth; 0 where the loss does not depend on a stream."""
-        assert self.sight is not None
-        return {name: [numbers.get(name, 0.0) for numbers in self.at] for name in self.sight.names}
+    def streams(self) -> dict[str, tuple[float | None, ...]]:
+        """By depth; 0 where the loss does not depend on a stream, None where there is no such stream."""
+        names = dict.fromkeys(name for numbers in self.at for name in numbers)
+        return {name: tuple(numbers.get(name) for numbers in self.at) for name in names}

@@ -12,12 +12,14 @@ itself. ``together`` keeps all streams in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from siamesenorm.lab.inspection.parts import taken_apart_at_end
-from siamesenorm.lab.inspection.probe import Probe, Sight
+from siamesenorm.lab.inspection.probe import Probe, Series, Sight
 from siamesenorm.lab.inspection.result import LogitLens, Numbers
 from siamesenorm.lab.inspection.subject import Subject
+from siamesenorm.residual import Link
 from siamesenorm.residual.flow import Streams
 
 TOKENS = 1024
@@ -30,19 +32,22 @@ class Lens(Probe):
     def __init__(self, sight: Sight, subject: Subject) -> None:
         super().__init__(sight)
         self.subject, self.sampled = subject, sight.sample(TOKENS)
-        self.alone: dict[str, list[Tensor]] = {name: [] for name in sight.names}
+        self.alone: Series[Tensor] = Series()
         self.together: list[Tensor] = []
 
     def at_depth(self, depth: int, streams: Streams) -> None:
         """As if the stack ended here."""
         topology = self.sight.topology
         self.together.append(self.predict(type(topology).close(topology, streams)))
-        if len(self.sight.names) == 1:
+        names, last = tuple(topology.named_streams(streams)), topology.links[-1]
+        if len(names) == 1:
+            self.alone.put(names[0], depth, self.together[-1])
             return
-        found = taken_apart_at_end(topology, streams)
-        if found is not None:
-            for name, part in zip(self.sight.names, found.parts, strict=True):
-                self.alone[name].append(self.predict(found.finish(part)))
+        assert isinstance(last, Link)
+        found = topology.summands_at_end(streams, last)
+        if len(found.parts) == len(names):
+            for name, part in zip(names, found.parts, strict=True):
+                self.alone.put(name, depth, self.predict(found.finish(part)))
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Ids for the sampled tokens."""
@@ -53,11 +58,8 @@ class Lens(Probe):
         """Agreement with the predictions at the last depth."""
         final = self.together[-1]
 
-        def agreement(ids: list[Tensor]) -> Numbers:
-            return tuple(float((each == final).double().mean()) for each in ids)
+        def agreement(ids: Sequence[Tensor | None]) -> Numbers:
+            return tuple(None if each is None else float((each == final).double().mean()) for each in ids)
 
-        together = agreement(self.together)
-        alone = {name: agreement(ids) for name, ids in self.alone.items() if ids} or None
-        if len(self.sight.names) == 1:
-            alone = {self.sight.names[0]: together}
-        return LogitLens(tokens=len(self.sampled), alone=alone, together=together)
+        alone = {name: agreement(ids) for name, ids in self.alone.tuples(len(self.together)).items()} or None
+        return LogitLens(tokens=len(self.sampled), alone=alone, together=agreement(self.together))

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.lab.inspection.activity import Magnitude, Peaks, Updates
+from siamesenorm.lab.inspection.collapse import StreamCollapse
 from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.gradients import Gradients
 from siamesenorm.lab.inspection.lens import Lens
+from siamesenorm.lab.inspection.logits import AttentionLogits
 from siamesenorm.lab.inspection.probe import Probe, Sight
 from siamesenorm.lab.inspection.removal import Progress, measure_removal
 from siamesenorm.lab.inspection.result import Inspection, Sublayer
@@ -18,7 +20,9 @@ from siamesenorm.lab.inspection.shares import Shares
 from siamesenorm.lab.inspection.similarity import BlockSimilarity
 from siamesenorm.lab.inspection.subject import Head, LossFunction, Subject, make_subject
 from siamesenorm.lab.inspection.watch import Watcher, at_rest, find_residual, watched
+from siamesenorm.lab.inspection.writers import WritersMap
 from siamesenorm.residual import Link, Place, Topology
+from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.flow import Streams
 from siamesenorm.train.layout import unwrap
 
@@ -53,35 +57,34 @@ def inspect(
     subject = make_subject(model, batch, loss, head)
     with at_rest(model), subject.asked():
         record = Record(residual, subject)
-        with torch.enable_grad(), watched(residual, record):
+        with torch.enable_grad(), watched(residual, record), record.logits:
             total = subject.run()
         record.check_complete()
         gradients = None if total is None else record.gradients.measure(total)
+        writers = record.writers.measure()
         removed = measure_removal(subject, residual, progress) if removal and subject.has_loss else None
-    sight = record.sight
+    sight, depths = record.sight, len(residual.places) + 1
     return Inspection(
         topology=topology_text(residual, model),
         dim=residual.dim,
-        streams=sight.names,
+        streams=tuple(record.magnitude.found.at),
         sublayers=tuple(Sublayer(index=p.index, block=p.block, kind=p.kind) for p in residual.places),
         tokens=sight.tokens,
         loss=None if total is None else total.item(),
-        rms=tuples(record.magnitude.found),
-        gradients=None if gradients is None else tuples(gradients.streams),
+        rms=record.magnitude.found.tuples(depths),
+        gradients=None if gradients is None else gradients.streams,
         output_gradients=None if gradients is None else tuple(gradients.outputs),
-        updates=tuples(record.updates.found),
-        peaks=tuples(record.peaks.found),
+        updates=record.updates.found.tuples(depths - 1),
+        peaks=record.peaks.found.tuples(depths),
         reads=tuple(record.shares.reads),
         fusion=record.shares.fusion,
         lens=None if record.lens is None else record.lens.found,
         similarity=record.similarity.found,
         removal=removed,
+        writers=writers,
+        collapse=record.collapse.found,
+        attention_logits=tuple(found) if any(found := record.logits.found) else None,
     )
-
-
-def tuples(lists: dict[str, list[Any]]) -> dict[str, tuple[Any, ...]]:
-    """The same with lists that no longer change."""
-    return {name: tuple(values) for name, values in lists.items()}
 
 
 def topology_text(topology: Topology, model: nn.Module) -> str:
@@ -95,18 +98,21 @@ class Record(Watcher):
     def __init__(self, topology: Topology, subject: Subject) -> None:
         self.topology, self.subject = topology, subject
         self.gradients = Gradients(topology)
+        self.logits = AttentionLogits(len(topology.places))
         self.depth = 0
         self.probes: list[Probe] = []
 
     def _begin(self, streams: Streams) -> None:
         named = self.topology.named_streams(streams)
         shape = next(iter(named.values())).shape[:-1]
-        self.sight = sight = Sight(self.topology, tuple(named), self.subject.counted, shape)
+        self.sight = sight = Sight(self.topology, self.subject.counted, shape)
         self.gradients.sight = sight
         self.magnitude, self.peaks, self.updates = Magnitude(sight), Peaks(sight), Updates(sight)
         self.shares, self.similarity = Shares(sight), BlockSimilarity(sight)
         self.lens = Lens(sight, self.subject) if self.subject.has_head else None
+        self.writers, self.collapse = WritersMap(sight), StreamCollapse(sight)
         self.probes = [self.magnitude, self.peaks, self.updates, self.shares, self.similarity]
+        self.probes += [self.writers, self.collapse]
         self.probes += [] if self.lens is None else [self.lens]
 
     def opened(self, streams: Streams) -> Streams:
@@ -114,35 +120,37 @@ class Record(Watcher):
         if self.probes:
             raise InspectionError("model: it runs its stack more than once a pass; one pass can be inspected")
         self._begin(streams)
-        streams = self.gradients.cut(streams)
-        self._at_depth(streams)
-        return streams
+        return self._at_depth(self.gradients.cut(streams))
 
     @torch.no_grad()
     def read(self, place: Place, link: Link, streams: Streams) -> None:
         """Before a sublayer."""
+        self.logits.running = place.index
         previous = self.topology.links[place.index - 1] if place.index else None
         assert previous is None or isinstance(previous, Link)
         for probe in self.probes:
             probe.at_read(place, link, previous, streams)
 
-    def written(self, place: Place, link: Link, before: Streams, output: Tensor, streams: Streams) -> Streams:
+    def written(
+        self, place: Place, link: Link, before: Streams, output: Tensor, keep: Keep, streams: Streams
+    ) -> Streams:
         """Behind a sublayer."""
         if place.index != self.depth:
             raise InspectionError(f"model: sublayer {place.index} was run where {self.depth} was expected")
         self.depth += 1
+        self.logits.running = None
         self.gradients.follow_output(output)
         with torch.no_grad():
             for probe in self.probes:
-                probe.at_write(place, link, before, output, streams)
-        self._at_depth(streams)
-        return streams
+                probe.at_write(place, link, before, output, keep, streams)
+        return self._at_depth(streams)
 
-    def _at_depth(self, streams: Streams) -> None:
-        self.gradients.follow(streams)
+    def _at_depth(self, streams: Streams) -> Streams:
+        streams = self.gradients.follow(streams)
         with torch.no_grad():
             for probe in self.probes:
                 probe.at_depth(self.depth, streams)
+        return streams
 
     @torch.no_grad()
     def closed(self, streams: Streams) -> None:

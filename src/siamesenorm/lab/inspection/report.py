@@ -8,7 +8,7 @@ from pathlib import Path
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.lab.inspection.figures import plots
 from siamesenorm.lab.inspection.result import Inspection
-from siamesenorm.lab.inspection.terminal import by_stream, notes, number, percent, rise
+from siamesenorm.lab.inspection.terminal import STREAMS, by_stream, notes, number, percent, rise, some
 from siamesenorm.lab.page import Page
 
 JSON, HTML = "inspection.json", "inspection.html"
@@ -48,18 +48,18 @@ def make_page(found: Inspection) -> Page:
 def _numbers(page: Page, found: Inspection) -> None:
     page.heading("Numbers")
     headers = ["sublayer", "rms", "update / stream", "gain share", "contribution", "lens"]
-    removal = found.removal
+    removal, shown = found.removal, some(found.streams, STREAMS)
     rows = []
     for sublayer in found.sublayers:
         at, read = sublayer.index, found.reads[sublayer.index]
         alone = {} if found.lens is None else found.lens.alone or {}
         row = [
             sublayer.label,
-            by_stream({name: values[at + 1] for name, values in found.rms.items()}),
-            by_stream({name: values[at] for name, values in found.updates.items()}),
-            by_stream(read.gain_shares or {}),
-            by_stream(read.contributions or {}),
-            by_stream({name: values[at + 1] for name, values in alone.items()}, percent),
+            by_stream({name: found.rms[name][at + 1] for name in shown}),
+            by_stream({name: found.updates[name][at] for name in shown}),
+            by_stream({name: share for name, share in (read.gain_shares or {}).items() if name in shown}),
+            by_stream({name: share for name, share in (read.contributions or {}).items() if name in shown}),
+            by_stream({name: alone[name][at + 1] for name in shown if name in alone}, percent),
         ]
         rows.append([*row, *([] if removal is None else [rise(removal.sublayers[at])])])
     page.table(

@@ -1,7 +1,7 @@
 """What an inspection found: plain numbers, by stream and depth, that round-trip through JSON.
 
 Depth 0 is the start of the stack, depth k lies behind sublayer k - 1. Lists by depth have one entry more than lists
-by sublayer. A number that does not exist (of a diverged model, of 0/0) is None.
+by sublayer. A number that does not exist (of a diverged model, of 0/0, of a stream that is not there yet) is None.
 """
 
 from __future__ import annotations
@@ -107,6 +107,37 @@ class Removal(Part):
     blocks: Numbers
 
 
+class Writers(Part):
+    """Who has put what a reader sees: shares of the embedding and of every sublayer before it."""
+
+    tokens: int
+    """Tokens that were followed, evenly spaced over those that count."""
+    shares: tuple[Numbers, ...]
+    """By reader, every sublayer and then the end: the share of the embedding, of sublayer 0, 1, … before it."""
+    constants: Numbers
+    """By reader: what no writer has put there, such as biases; the shares and this sum to one."""
+
+
+class Collapse(Part):
+    """Whether several streams have become one."""
+
+    largest: Numbers
+    """By depth: the largest stream's share of all streams' energy, mean over tokens."""
+    cosine: Numbers
+    """By depth: mean cosine of all pairs of streams, mean over tokens."""
+
+
+class Spikes(Part):
+    """Steps of training whose loss lies above the median of the 201 steps around them by more than .1."""
+
+    counted: int
+    """Steps that were looked at."""
+    count: int
+    per_10k: Number
+    """Spikes in ten thousand steps."""
+    steps: tuple[int, ...]
+
+
 class Inspection(Part):
     """Everything that `inspect` measures."""
 
@@ -128,7 +159,7 @@ class Inspection(Part):
     """By sublayer: the same at its output."""
     updates: ByStream
     """By sublayer: rms of what its output changes in the stream / rms of the stream with an output of zero."""
-    peaks: dict[str, tuple[Peak, ...]]
+    peaks: dict[str, tuple[Peak | None, ...]]
     """By depth."""
     reads: tuple[Mixture, ...]
     """By sublayer."""
@@ -137,6 +168,13 @@ class Inspection(Part):
     lens: LogitLens | None = None
     similarity: Similarity
     removal: Removal | None = None
+    writers: Writers | None = None
+    collapse: Collapse | None = None
+    """Of a topology with several streams."""
+    attention_logits: Numbers | None = None
+    """By sublayer: the largest attention logit; None for a sublayer that has no attention."""
+    spikes: Spikes | None = None
+    """Of the run that the model comes from."""
 
     @property
     def blocks(self) -> int:

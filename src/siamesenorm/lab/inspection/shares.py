@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from siamesenorm.lab.inspection.activity import rms
-from siamesenorm.lab.inspection.parts import Sum, taken_apart_at_end, taken_apart_at_read
 from siamesenorm.lab.inspection.probe import Probe, Sight
 from siamesenorm.lab.inspection.result import Mixture
 from siamesenorm.residual import Link, Place
 from siamesenorm.residual.flow import Streams
+from siamesenorm.residual.summands import Sum
 
 
 class Shares(Probe):
@@ -19,24 +19,24 @@ class Shares(Probe):
         self.fusion = Mixture()
 
     def at_read(self, place: Place, link: Link, previous: Link | None, streams: Streams) -> None:
-        """A stream that is alone has all."""
-        found = taken_apart_at_read(link, previous, streams)
-        if found is None and len(self.sight.names) == 1:
-            (name,) = self.sight.names
-            self.reads.append(Mixture(gain_shares={name: 1.0}, contributions={name: 1.0}))
-        else:
-            self.reads.append(Mixture() if found is None else self.mixture(found))
+        """What the link says."""
+        self.reads.append(self.mixture(streams, link.summands(streams, previous)))
 
     def at_end(self, streams: Streams) -> None:
         """The final fusion."""
-        found = taken_apart_at_end(self.sight.topology, streams)
-        if found is not None:
-            self.fusion = self.mixture(found)
+        topology = self.sight.topology
+        last = topology.links[-1]
+        assert isinstance(last, Link)
+        self.fusion = self.mixture(streams, topology.summands_at_end(streams, last))
 
-    def mixture(self, found: Sum) -> Mixture:
-        """Means, and shares of their sums."""
+    def mixture(self, streams: Streams, found: Sum) -> Mixture:
+        """Means, and shares of their sums; a stream that is alone has all."""
+        names = tuple(self.sight.topology.named_streams(streams))
+        if len(found.parts) != len(names):  # a topology of one's own that does not say it
+            return Mixture()
+        if len(names) == 1:
+            return Mixture(gains={names[0]: found.gains[0]}, gain_shares={names[0]: 1.0}, contributions={names[0]: 1.0})
         sizes = [rms(self.sight.select(part)) for part in found.parts]
-        names = self.sight.names
         return Mixture(
             gains=dict(zip(names, found.gains, strict=True)),
             gain_shares=dict(zip(names, shares(found.gains), strict=True)),

@@ -20,6 +20,8 @@ from siamesenorm.residual.flow import Streams
 
 TOKENS = 512
 """Tokens compared at most; a Gram matrix has their square."""
+END = "end"
+"""In place of a stream's name: what the stack's end makes of all streams here."""
 
 
 class BlockSimilarity(Probe):
@@ -29,18 +31,30 @@ class BlockSimilarity(Probe):
         super().__init__(sight)
         ends = [place.index + 1 for place in sight.topology.places if place.ends_block]
         self.depths, self.sampled = (0, *ends), sight.sample(TOKENS)
-        self.grams: dict[str, list[Tensor]] = {name: [] for name in sight.names}
+        self.grams: dict[str, list[Tensor]] = {}
 
     def at_depth(self, depth: int, streams: Streams) -> None:
         """Of the sampled tokens."""
         if depth in self.depths:
             for name, rows in self.sight.rows(streams).items():
-                self.grams[name].append(centred_gram(rows[self.sampled.to(rows.device)]))
+                self.keep(name, rows)
+            topology = self.sight.topology
+            self.keep(END, self.sight.select(type(topology).close(topology, streams)))
+
+    def keep(self, name: str, rows: Tensor) -> None:
+        """The Gram matrix of one depth."""
+        self.grams.setdefault(name, []).append(centred_gram(rows[self.sampled.to(rows.device)]))
 
     @property
     def found(self) -> Similarity:
-        """All pairs, and the effective depth."""
-        matrices = {name: cka(grams) for name, grams in self.grams.items()}
+        """All pairs, and the effective depth, of the streams that are there at every depth.
+
+        Where streams come into being on the way: of what the stack would end with.
+        """
+        whole = {name: grams for name, grams in self.grams.items() if len(grams) == len(self.depths)}
+        end = {END: whole.pop(END)}
+        grows = len(whole) + 1 < len(self.grams)
+        matrices = {name: cka(grams) for name, grams in (end if grows else whole).items()}
         return Similarity(
             tokens=len(self.sampled),
             depths=self.depths,

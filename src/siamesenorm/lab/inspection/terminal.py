@@ -16,6 +16,8 @@ SPARK = 36
 """Signs of a sparkline at most."""
 WIDE_RANGE = 30.0
 """Ratio of the largest to the smallest value from which on a sparkline is logarithmic."""
+STREAMS = 6
+"""Streams that have rows of their own at most; inspection.json has all."""
 STAND_OUT = 3
 """Sublayers named that the loss depends on most."""
 PAPER = {"gains": {"x": 1.05, "y": 0.42}, "lens": {"x": 0.426, "y": 0.162}}
@@ -50,29 +52,43 @@ def title(found: Inspection) -> Text:
 
 
 def rows(found: Inspection) -> Iterator[tuple[str, str, Values]]:
-    """Measurement, stream and values by depth or by sublayer."""
-    several = len(found.streams) > 1
-    for name, values in found.rms.items():
-        yield "hidden rms", name, values
-    for name, values in (found.gradients or {}).items():
-        yield "gradient norm", name, values
-    for name, values in found.updates.items():
-        yield "update / stream", name, values
+    """Measurement, stream and values by depth or by sublayer; of many streams, some."""
+    several, shown = len(found.streams) > 1, some(found.streams, STREAMS)
+    for name in shown:
+        yield "hidden rms", name, found.rms[name]
+    for name in shown if found.gradients is not None else ():
+        yield "gradient norm", name, found.gradients[name]  # type: ignore[index]
+    for name in shown:
+        yield "update / stream", name, found.updates.get(name, ())
     if several:
-        for name in found.streams:
+        for name in shown:
             yield "gain share at reads", name, [(read.gain_shares or {}).get(name) for read in found.reads]
-        for name in found.streams:
+        for name in shown:
             yield "contribution to reads", name, [(read.contributions or {}).get(name) for read in found.reads]
+    if found.collapse is not None:
+        yield "largest stream's share", "all", found.collapse.largest
+        yield "cosine of streams", "all", found.collapse.cosine
     if found.lens is not None:
-        for name, values in (found.lens.alone or {}).items():
-            yield "logit lens", name, values
+        for name in shown if found.lens.alone is not None else ():
+            yield "logit lens", name, found.lens.alone[name]  # type: ignore[index]
         if several:
             yield "logit lens", "all", found.lens.together
-    for name, peaks in found.peaks.items():
-        yield "max / median", name, [peak.ratio for peak in peaks]
+    for name in shown:
+        yield "max / median", name, [None if peak is None else peak.ratio for peak in found.peaks[name]]
+    if found.writers is not None:
+        yield "embedding's share of reads", "", [row[0] for row in found.writers.shares]
+    if found.attention_logits is not None:
+        yield "largest attention logit", "", [value for value in found.attention_logits if value is not None]
     if found.removal is not None:
         yield "loss rise without", "sublayer", found.removal.sublayers
         yield "loss rise without", "block", found.removal.blocks
+
+
+def some(names: Sequence[str], most: int) -> tuple[str, ...]:
+    """At most so many, evenly spaced, the first and the last among them."""
+    if len(names) <= most:
+        return tuple(names)
+    return tuple(names[index * (len(names) - 1) // (most - 1)] for index in range(most))
 
 
 def profile(found: Inspection, width: int) -> Table:
@@ -85,35 +101,58 @@ def profile(found: Inspection, width: int) -> Table:
     table.add_column("last", justify="right", no_wrap=True)
     before = ""
     for name, stream, values in rows(found):
-        first, last = (number(values[at]) for at in (0, -1))
+        if all(value is None for value in values):
+            continue
+        first, last = (number(value) for value in ends(values))
         table.add_row("" if name == before else name, stream, first, bars(values, width), last)
         before = name
     return table
 
 
 def bars(values: Values, width: int) -> str:
-    """A sparkline, logarithmic for positive values of a wide range; nothing where a value is missing."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
+    """A sparkline, logarithmic for positive values of a wide range; nothing where a value is missing in between.
+
+    A stream that comes into being on the way has a shorter one.
+    """
+    there = [at for at, value in enumerate(values) if value is not None]
+    if not there or len(there) < len(values) - there[0]:
         return ""
+    known = [value for value in values if value is not None]
     if min(known) > 0 and max(known) / min(known) > WIDE_RANGE:
         known = [math.log(value) for value in known]
     return sparkline(known, width)
 
 
+def ends(values: Values) -> tuple[float | None, float | None]:
+    """The first value of a stream that may come into being on the way, and the last."""
+    return next((value for value in values if value is not None), None), values[-1]
+
+
 def notes(found: Inspection) -> Iterator[tuple[str, str]]:
     """What stands out, a line each."""
     is_pair = found.streams == ("x", "y")
+    if len(found.streams) > STREAMS:
+        yield "streams", f"{len(found.streams)}, of which {STREAMS} are shown; all are in inspection.json"
     if found.fusion.gains is not None:
         paper = f" (paper, 1.3B: {by_stream(PAPER['gains'])})" if is_pair else ""
-        yield "final gains", by_stream(found.fusion.gains) + paper
+        shown = some(tuple(found.fusion.gains), STREAMS)
+        yield "final gains", by_stream({name: found.fusion.gains[name] for name in shown}) + paper
     if found.lens is not None and found.lens.alone is not None and len(found.streams) > 1:
-        ends = {name: values[-1] for name, values in found.lens.alone.items()}
+        shown = some(tuple(found.lens.alone), STREAMS)
+        predicted = {name: found.lens.alone[name][-1] for name in shown}
         paper = f" (paper, 1.3B: {by_stream(PAPER['lens'], percent)})" if is_pair else ""
-        yield "predicted by one alone", by_stream(ends, percent) + paper
+        yield "predicted by one alone", by_stream(predicted, percent) + paper
     depths = len(found.similarity.depths)
     yield "effective depth", by_stream(found.similarity.effective_depth) + f" of {depths}"
     yield "massive activations", massive(found)
+    if found.writers is not None:
+        yield "writers of the output", largest_writers(found)
+    if found.attention_logits is not None:
+        largest = max((value or 0.0, -at) for at, value in enumerate(found.attention_logits))
+        yield "largest attention logit", f"{number(largest[0])} in {found.sublayers[-largest[1]].label}"
+    if found.spikes is not None:
+        per = "" if found.spikes.per_10k is None else f", {number(found.spikes.per_10k)} in 10,000 steps"
+        yield "spikes of the run", f"{found.spikes.count} in {found.spikes.counted} steps{per}"
     if found.removal is not None:
         order = sorted(found.sublayers, key=lambda s: -(found.removal.sublayers[s.index] or 0.0))  # type: ignore[union-attr]
         named = [f"{s.label} {rise(found.removal.sublayers[s.index])}" for s in order]
@@ -122,13 +161,22 @@ def notes(found: Inspection) -> Iterator[tuple[str, str]]:
             yield "needed least", ", ".join(named[STAND_OUT:][: -STAND_OUT - 1 : -1])
 
 
+def largest_writers(found: Inspection) -> str:
+    """Those with the largest shares of what the stack puts out."""
+    assert found.writers is not None
+    names = ["embedding", *(sublayer.label for sublayer in found.sublayers)]
+    shares = zip(found.writers.shares[-1], names, strict=True)
+    order = sorted(shares, key=lambda entry: -(entry[0] or 0.0))
+    return ", ".join(f"{name} {percent(share)}" for share, name in order[:STAND_OUT])
+
+
 def massive(found: Inspection) -> str:
     """The largest activation against its median, and how many are massive."""
     largest = [
         (peak.ratio or 0.0, name, depth, peak)
         for name, peaks in found.peaks.items()
         for depth, peak in enumerate(peaks)
-        if peak.largest is not None
+        if peak is not None and peak.largest is not None
     ]
     if not largest:
         return "no number"

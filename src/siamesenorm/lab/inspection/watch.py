@@ -34,8 +34,10 @@ class Watcher:
         """A sublayer's output; what is returned is written."""
         return output
 
-    def written(self, place: Place, link: Link, before: Streams, output: Tensor, streams: Streams) -> Streams:
-        """The streams after a write, and those it was given; what is returned goes on."""
+    def written(
+        self, place: Place, link: Link, before: Streams, output: Tensor, keep: Keep, streams: Streams
+    ) -> Streams:
+        """The streams after a write, and what it was given; what is returned goes on."""
         return streams
 
     def closed(self, streams: Streams) -> None:
@@ -81,7 +83,7 @@ def _write(
     keep: Keep = None,
 ) -> Streams:
     output = watcher.output(place, output)
-    return watcher.written(place, link, streams, output, write(streams, output, keep))
+    return watcher.written(place, link, streams, output, keep, write(streams, output, keep))
 
 
 @contextlib.contextmanager
