@@ -126,10 +126,11 @@ def training(
     which: Iterable[str],
     layers: Callable[[Any], Iterable[nn.Module]] = lambda model: model.model.layers,
     steps: int = 1,
+    optimized: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
 ) -> dict[str, Turn]:
-    """A turn for each way: whole training steps, AdamW included."""
+    """A turn for each way: whole training steps, the optimiser included, which is AdamW if none is given."""
     model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    optimizer = optimized(model) if optimized else torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     return {way: repeated(_step(in_way(make, model, way, layers), loss, optimizer), steps) for way in which}
 
 

@@ -238,6 +238,7 @@ def kernels(folder: str) -> str:
 
 vision = beside_first("vision", "pre@eager")
 decoding = beside_first("decoding", "pre@eager")
+optimizers = beside_first("optimizers", "adamw@eager")
 PARTS = {
     "verdicts": verdicts,
     "contestants": contestants,
@@ -246,6 +247,7 @@ PARTS = {
     "share": share,
     "vision": vision,
     "decoding": decoding,
+    "optimizers": optimizers,
     "compile-time": compile_time,
     "kernels": kernels,
 }

@@ -142,7 +142,7 @@ def test_a_kernel_left_out_does_not_run(kernel, monkeypatch):
     assert not called
 
 
-@pytest.mark.parametrize("script", ["lm", "topologies", "share", "vision", "decoding", "kernels"])
+@pytest.mark.parametrize("script", ["lm", "topologies", "share", "vision", "decoding", "optimizers", "kernels"])
 def test_every_command_runs(script, tmp_path, monkeypatch):
     if script == "kernels" and not native.enabled():
         pytest.skip("no compiled kernels")

@@ -15,6 +15,8 @@ from siamesenorm import Residual, TopologyError, catalogue
 from siamesenorm.cli import app, main
 from siamesenorm.loading import loading
 from siamesenorm.residual import TOPOLOGIES, parse_topology
+from siamesenorm.train.config import OptimizerConfig
+from siamesenorm.train.optimizer import parameter_groups
 
 NAMES = list(TOPOLOGIES)
 SPECS = [*NAMES, "siamese:form=plain", "siamese:form=hybrid_pre", "siamese:x=deepnorm,y=sandwich", "mhc:rate=2"]
@@ -318,3 +320,17 @@ def test_models_refuses_unknown_names_in_one_sentence(arguments, said, capsys):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
+
+
+@pytest.mark.parametrize("spec", [*NAMES, "siamese:x=post,y=rezero"])
+def test_one_topology_says_what_the_optimizer_does_with_its_parameters(spec):
+    """Factors on learning rates and what is never decayed: as the groups of parameters have them."""
+    groups = parameter_groups(Residual(spec, 8, 2), OptimizerConfig(lr=1.0, decay_vectors=True))
+    names = {(re.sub(r"^links\.\d+\.", "", name)): group for group in groups for name in group["names"]}
+    item, text = json.loads(run("topologies", spec, "--json")), run("topologies", spec, width=300)
+    assert item["learning_rates"] == {n: g["lr_factor"] for n, g in names.items() if g["lr_factor"] != 1}
+    assert item["no_weight_decay"] == sorted(n for n, g in names.items() if not g["weight_decay"])
+    rates = "; ".join(f"× {factor:g} for {name}" for name, factor in item["learning_rates"].items())
+    kept = ", ".join(item["no_weight_decay"])
+    assert re.search(rf"learning rates +{re.escape(rates) or 'as the optimiser'}", text)
+    assert re.search(rf"weight decay +{'never of ' + re.escape(kept) if kept else 'as the optimiser'}", text)

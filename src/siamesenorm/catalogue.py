@@ -102,6 +102,10 @@ class TopologyFacts:
     """At the start and the end of the stack."""
     needs: dict[str, SublayerNeeds]
     init_rule: InitRule
+    learning_rates: dict[str, float]
+    """Factors on the learning rate by parameter, without the number of its link; 1 for all others."""
+    no_weight_decay: tuple[str, ...]
+    """Parameters that are never decayed, whatever the optimiser's rule for vectors and matrices."""
     options: tuple[OptionFact, ...]
     links: tuple[LinkFact, ...]
 
@@ -153,6 +157,8 @@ def describe(spec: str, blocks: int = BLOCKS) -> TopologyFacts:
         once=Count.through([_size(topology) - _size(topology.links) for topology in made]),
         needs={place.kind: small.needs(place) for place in small.places if place.block == 0},
         init_rule=small.init_rule,
+        learning_rates={_unnumbered(name): factor for name, factor in sorted(small.learning_rates().items())},
+        no_weight_decay=tuple(sorted(set(map(_unnumbered, small.no_weight_decay())))),
         options=tuple(_options(small)),
         links=tuple(_runs(links)),
     )
@@ -166,6 +172,10 @@ def spec_of(topology: Topology) -> str:
         if getattr(topology.options, field.name) != field.default
     ]
     return f"{topology.name}:{','.join(changed)}" if changed else topology.name
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"^links\.\d+\.", "", name)
 
 
 def _size(*modules: nn.Module) -> int:

@@ -121,6 +121,15 @@ def test_depths_keep_the_number_of_parameters():
         assert cell.config.model.ffn_dim / cell.config.model.dim == pytest.approx(3, rel=0.02)
 
 
+def test_optimizers_are_an_axis():
+    asked = {"topologies": ["pre,siamese"], "lrs": ["1e-3"], "seeds": ["0"]}
+    cells = make_grid(**asked, optimizers=["adamw,muon"]).cells()
+    found = [(cell.settings, cell.config.optimizer.kind, cell.topology) for cell in cells]
+    assert found == [((f"optimizer={o}",), o, t) for o in ("adamw", "muon") for t in ("pre", "siamese")]
+    (one, _) = make_grid(**asked, optimizers=["muon"]).cells()
+    assert (one.settings, one.config.optimizer.kind) == ((), "muon")
+
+
 BAD = {
     "--topologies": ({"topologies": ["pre,siamse"]}, "siamse"),
     "empty topology": ({"topologies": ["pre,"]}, "unknown name ''"),
@@ -135,6 +144,8 @@ BAD = {
     "--set lr": ({"sets": ["optimizer.lr=1"]}, "use --lrs"),
     "--set twice": ({"sets": ["warmup=1,2", "schedule.warmup=3"]}, "schedule.warmup is given twice"),
     "--set value": ({"sets": ["warmup=-1,3"]}, "schedule.warmup"),
+    "--optimizers": ({"optimizers": ["adamw,sgd"]}, "optimizer.kind: 'sgd' is not allowed"),
+    "--optimizers twice": ({"optimizers": ["adamw"], "sets": ["optimizer.kind=muon"]}, "optimizer.kind is given twice"),
     "nothing measured": ({"sets": ["evaluation.every=null"]}, "evaluation.every: null is not allowed in a comparison"),
     "--depths": ({"depths": ["0,4"]}, "--depths: 0 is not allowed"),
     "recipe": ({"recipe": "nothing"}, "unknown name 'nothing'"),

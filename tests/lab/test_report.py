@@ -354,3 +354,31 @@ def test_a_grid_of_settings_at_one_learning_rate_is_drawn_over_its_settings(tmp_
     written = {path.name for path in export_figures(records, analysis, tmp_path, ["svg"])}
     assert "settings.svg" in written
     assert "learning_rate.svg" not in written
+
+
+def test_optimizers_have_verdicts_of_their_own(tmp_path):
+    """Opposite answers stand under their optimisers, also where another field goes along with them."""
+    gains, folders = {"adamw": -0.2, "muon": 0.3}, []
+    for kind, gain in gains.items():
+        for seed in range(3):
+            fields = (f"optimizer.kind={kind}", f"weight_decay={0.1 if kind == 'adamw' else 0.2}")
+            for topology, loss in (("pre", 2.0), ("siamese", 2.0 + gain)):
+                folders.append(write_run(tmp_path, topology, seed=seed, loss=loss + 0.01 * seed, overrides=fields))
+    records = read_records(folders)
+    analysis = analyse(records)
+    assert records.groups == ["optimizer=adamw", "optimizer=muon"]
+    write_report(records, analysis, tmp_path)
+    sentences = json.loads((tmp_path / "report.json").read_text())["verdict"]
+    sides = [s.partition("siamese is ")[::2] for s in sentences if "siamese is " in s]
+    assert [(where, rest.split()[0]) for where, rest in sides] == [
+        ("optimizer=adamw: ", "better"),
+        ("optimizer=muon: ", "worse"),
+    ]
+    page = "\n".join(Reader((tmp_path / "report.html").read_text()).texts)
+    under_adamw, _, under_muon = page.partition("Verdict under adamw")[2].partition("Verdict under muon")
+    assert "optimizer=muon" not in under_adamw
+    assert "0.300 worse than pre" in under_muon.partition("Training loss")[0]
+    console = Console(width=120, record=True, file=io.StringIO())
+    show(console, records, analysis)
+    text = console.export_text()
+    assert text.index("Under adamw") < text.index("optimizer=adamw: siamese is") < text.index("Under muon")

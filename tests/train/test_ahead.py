@@ -23,6 +23,7 @@ from .worlds import run_world
 
 TASKS = {
     "language": ["lm-tiny", "data.train=python-docs", "sequence_length=16", "document_masking=true"],
+    "muon": ["lm-tiny", "data.train=python-docs", "sequence_length=16", "optimizer.kind=muon"],
     "classification": ["deit-digits"],
     "diffusion": ["dit-digits"],
 }

@@ -32,8 +32,8 @@ def everything(run):
     return found
 
 
-def begin(world, folder):
-    run = TinyRun(apply_parallelism(tiny_model(NAME), world), world)
+def begin(world, folder, kind=""):
+    run = TinyRun(apply_parallelism(tiny_model(NAME), world), world, kind=kind)
     run.steps(STEPS)
     store = CheckpointStore(folder, 2, world)
     assert store.save(STEPS, run.state, wait=True)
@@ -41,34 +41,34 @@ def begin(world, folder):
     return everything(run), run.steps(STEPS)
 
 
-def go_on(world, folder):
-    run = TinyRun(apply_parallelism(tiny_model(NAME, seed=7), world), world)
+def go_on(world, folder, kind):
+    run = TinyRun(apply_parallelism(tiny_model(NAME, seed=7), world), world, kind=kind)
     store = CheckpointStore(folder, 2, world)
     run.done = store.load(store.latest(), run.state)["step"]
     return everything(run), run.steps(STEPS)
 
 
-def in_world(mode, work, folder):
+def in_world(mode, work, *args):
     if mode == "none":
-        return work(World(), folder)
+        return work(World(), *args)
     size = 4 if mode == "hsdp" else 2
-    return run_world(size, work, folder, mode=mode, group=2)[0]
+    return run_world(size, work, *args, mode=mode, group=2)[0]
 
 
 @pytest.mark.parametrize(
-    ("first", "then"),
+    ("first", "then", "kind"),
     [
-        ("none", "fsdp"),
-        ("fsdp", "none"),
-        ("fsdp", "ddp"),
-        ("ddp", "tp"),
-        ("tp", "fsdp"),
-        ("tp", "none"),
+        ("none", "fsdp", "adamw"),
+        ("fsdp", "none", "muon"),
+        ("fsdp", "ddp", "adamw"),
+        ("ddp", "tp", "muon"),
+        ("tp", "fsdp", "muon"),
+        ("tp", "none", "adamw"),
     ],
 )
-def test_another_world_goes_on_from_the_same_numbers(tmp_path, first, then):
-    saved, losses = in_world(first, begin, tmp_path)
-    loaded, others = in_world(then, go_on, tmp_path)
+def test_another_world_goes_on_from_the_same_numbers(tmp_path, first, then, kind):
+    saved, losses = in_world(first, begin, tmp_path, kind)
+    loaded, others = in_world(then, go_on, tmp_path, kind)
     assert saved.keys() == loaded.keys()
     for name, tensor in saved.items():
         assert torch.equal(tensor, loaded[name]), name

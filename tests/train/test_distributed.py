@@ -32,24 +32,26 @@ def assert_close(ours, theirs, tolerance=CLOSE):
 
 
 def train_all(world, names):
-    return {name: results(tiny_model(name), tiny_model(name).double(), world) for name in names}
+    return {name: results(name, world) for name in names}
 
 
-def results(model, exact, world=None):
-    """Losses and gradient norms in float32, and the same with the final weights in float64.
+def results(name, world=None):
+    """Losses and gradient norms in float32, and the same with the final weights in float64, also those of Muon.
 
     Adam divides gradients by their own size: one that is zero on paper moves its weight by the sign of its rounding.
     """
-    runs = [TinyRun(apply_parallelism(m, world or World()), world) for m in (model, exact)]
-    rough, fine = (run.steps(STEPS) for run in runs)
-    return rough, fine, gather_weights(runs[1].model)
+    models = [tiny_model(name), tiny_model(name).double(), tiny_model(name).double()]
+    spread = [apply_parallelism(model, world or World()) for model in models]
+    runs = [TinyRun(model, world, kind=kind) for model, kind in zip(spread, ("", "", "muon"), strict=True)]
+    rough, fine, muon = (run.steps(STEPS) for run in runs)
+    return rough, fine, gather_weights(spread[1]), muon, gather_weights(spread[2])
 
 
 @pytest.mark.parametrize(
     ("mode", "size", "names"),
     [
         ("ddp", 2, ["siamese"]),
-        ("fsdp", 2, ["siamese", "hyper"]),
+        ("fsdp", 2, ["siamese", "hyper", "experts"]),
         ("tp", 2, list(CONFIGS)),
         ("hsdp", 4, ["siamese"]),
         ("tp", 4, ["subln"]),  # groups of two, shards between them
@@ -59,12 +61,14 @@ def test_many_processes_train_as_one(mode, size, names):
     """Losses, gradient norms and final weights; the weights under their plain names, rows in the usual order."""
     found = run_world(size, train_all, names, mode=mode, group=2)
     for name in names:
-        rough, fine, weights = results(tiny_model(name), tiny_model(name).double())
+        rough, fine, weights, muon, by_muon = results(name)
         for one in found:
             assert_close(one[name][0][:1], rough[:1])
             assert_close(one[name][0], rough, ROUGH)
             assert_close(one[name][1], fine, EXACT)
             assert_same_but_for_rounding(one[name][2], weights, EXACT)
+            assert_close(one[name][3], muon, EXACT)
+            assert_same_but_for_rounding(one[name][4], by_muon, EXACT)
 
 
 def count_fused(world):

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from siamesenorm.models.lm import LanguageModel, LMConfig
+from siamesenorm.train.config import OptimizerConfig
 from siamesenorm.train.distributed import World
+from siamesenorm.train.optimizer import build_optimizer
 from siamesenorm.train.parallel import Spreading, clip_gradients, uniform_groups
 
 BATCH = 4
@@ -23,6 +25,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "qk_norm": "projection",
         "kv_heads": 2,
     },  # norms over split features, grouped queries
+    "experts": {
+        "moe": {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0, "z_weight": 0}
+    },  # whose weights are sums over batches, as the loss is
     "hyper": {"topology": "hyper", "norm": "layer", "bias": True, "tied": True, "activation": "gelu"},
 }
 
@@ -58,8 +63,11 @@ def batch(step: int) -> Tensor:
 class TinyRun:
     """Model, optimiser and steps. Dropout-like noise from torch's generator makes random states matter."""
 
-    def __init__(self, model: nn.Module, world: World | None = None, *, noisy: bool = False) -> None:
+    def __init__(self, model: nn.Module, world: World | None = None, *, noisy: bool = False, kind: str = "") -> None:
         self.model, self.world, self.noisy, self.done = model, world or World(), noisy, 0
+        if kind:
+            self.optimizer: torch.optim.Optimizer = build_optimizer(model, OptimizerConfig(kind=kind, lr=1e-2))  # type: ignore[arg-type]
+            return
         groups = uniform_groups([{"params": [p for p in model.parameters() if p.requires_grad]}])
         self.optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
 

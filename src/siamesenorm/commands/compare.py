@@ -50,6 +50,14 @@ def compare(
             help="Seeds; the same one gives every topology the same data.", metavar="N,…", show_default="0,1,2"
         ),
     ] = None,
+    optimizers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Optimisers, adamw or muon; topologies are compared under each by itself.",
+            metavar="NAME,…",
+            show_default="the recipe's",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Another field, one value or several.", metavar="FIELD=VALUE,…", show_default=False),
@@ -114,6 +122,7 @@ def compare(
         topologies=topologies or (),
         lrs=lrs or (),
         seeds=seeds or (),
+        optimizers=optimizers or (),
         sets=[*(set_ or ()), *(fields or ())],
         depths=depths or (),
         preset=chosen,

@@ -86,6 +86,8 @@ def _definitions(facts: TopologyFacts, console: Console, dim: int) -> Table:
         "in a siamese pair": facts.pairing,
         **{f"{kind} needs": _needs(needs) for kind, needs in facts.needs.items()},
         "initial weights": _init(facts.init_rule, facts.blocks),
+        "learning rates": _rates(facts.learning_rates),
+        "weight decay": _decay(facts.no_weight_decay),
         "extra parameters": f"{facts.per_block} per block, {facts.once} at start and end; "
         f"{facts.total(dim):,} in all at d = {dim}, L = {facts.blocks}",
     }
@@ -150,6 +152,15 @@ def _init(rule: InitRule, blocks: int) -> str:
     if not rule.keeps_depth_factor:
         parts.append("no other depth factor")
     return "; ".join(parts)
+
+
+def _rates(factors: dict[str, float]) -> str:
+    parts = [f"× {factor:g} for {name}" for name, factor in factors.items()]
+    return "; ".join(parts) + " (optimizer.lr_factors=false: × 1)" if parts else "as the optimiser has them"
+
+
+def _decay(kept: tuple[str, ...]) -> str:
+    return f"never of {', '.join(kept)}" if kept else "as the optimiser has it"
 
 
 def _grid(rows: list[tuple[Text, ...]]) -> Table:

@@ -25,7 +25,17 @@ from siamesenorm.data.sources import find_sources, read_documents
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.lab.cell import read_facts
-from siamesenorm.lab.grid import GRID, Cell, Grid, Setting, depth_axis, parse_numbers, parse_setting, parse_topologies
+from siamesenorm.lab.grid import (
+    GRID,
+    OPTIMIZER,
+    Cell,
+    Grid,
+    Setting,
+    depth_axis,
+    parse_numbers,
+    parse_setting,
+    parse_topologies,
+)
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts, threads_asked_for
 from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
@@ -77,6 +87,7 @@ def make_grid(
     topologies: Sequence[str] = (),
     lrs: Sequence[str] = (),
     seeds: Sequence[str] = (),
+    optimizers: Sequence[str] = (),
     sets: Sequence[str] = (),
     depths: Sequence[str] = (),
     preset: Preset | None = None,
@@ -86,6 +97,8 @@ def make_grid(
     name = RECIPE if recipe is None else recipe
     fixed = [] if data is None else [f"data.train={json.dumps([str(data)])}"]
     axes = []
+    if optimizers:
+        sets = [*sets, f"{OPTIMIZER}={','.join(optimizers)}"]
     for axis in {**_by_field(name, preset.sets if preset else ()), **_by_field(name, sets)}.values():
         if len(axis) == 1:
             fixed += axis[0].overrides

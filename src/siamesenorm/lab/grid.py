@@ -35,6 +35,8 @@ LONGEST = 80
 """Characters of a cell's name before its fingerprint."""
 OWN_OPTIONS = {"model.topology": "--topologies", "optimizer.lr": "--lrs", "train.seed": "--seeds"}
 """Fields that every grid has an axis for."""
+OPTIMIZER = "optimizer.kind"
+"""A field that keeps runs apart in every report."""
 QUIET = ("logging.tensorboard=false",)
 """Set for every cell, unless the user says otherwise."""
 
@@ -171,7 +173,12 @@ def parse_setting(recipe: str, text: str) -> tuple[Setting, ...]:
     if path in OWN_OPTIONS:
         raise ConfigError(f"--set: {path} has an option of its own; use {OWN_OPTIONS[path]}")
     parts = split_values(values)
-    return tuple(Setting(f"{path.rpartition('.')[2]}={part}", (f"{path}={part}",)) for part in parts)
+    return tuple(Setting(f"{short_name(path)}={part}", (f"{path}={part}",)) for part in parts)
+
+
+def short_name(path: str) -> str:
+    """What a field is called in labels: the last part of its name, where that says enough."""
+    return "optimizer" if path == OPTIMIZER else path.rpartition(".")[2]
 
 
 def split_values(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.listing import walk
 from siamesenorm.data.reading import read_model
 from siamesenorm.lab.cell import read_facts
-from siamesenorm.lab.grid import GRID, OWN_OPTIONS, OnAxes
+from siamesenorm.lab.grid import GRID, OPTIMIZER, OWN_OPTIONS, OnAxes, short_name
 from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.divergence import LEARNT
@@ -120,6 +120,14 @@ class Records:
     def groups(self) -> list[str]:
         """Settings in the order of the runs."""
         return list(dict.fromkeys(self.setting(run) for run in self.runs))
+
+    @property
+    def optimizers(self) -> dict[str, list[str]]:
+        """Kinds of optimisers in the order of the runs, with the settings of each."""
+        found: dict[str, dict[str, None]] = {}
+        for run in self.runs:
+            found.setdefault(run.config.optimizer.kind, {})[self.setting(run)] = None
+        return {kind: list(settings) for kind, settings in found.items()}
 
     @property
     def lrs(self) -> list[float]:
@@ -243,29 +251,33 @@ def read_records(folders: Iterable[Path]) -> Records:
 def _settings(runs: Sequence[Run]) -> tuple[dict[str, str], tuple[tuple[str, tuple[str, ...]], ...]]:
     """A label of the fields that differ, without those that follow from others; and all that differ, with values.
 
-    Different data follow from nothing, so these are always in the label.
+    Different data and optimisers follow from nothing, so these are always in the label.
     """
     fields = {run.identity: run.fields for run in runs}
     names = dict.fromkeys(name for values in fields.values() for name in values)
     differing = [n for n in names if n not in OWN_OPTIONS and len({_text(v.get(n)) for v in fields.values()}) > 1]
     # dim and ffn_dim follow from blocks in a depth sweep
-    differing.sort(key=lambda name: (not name.startswith("data."), name != "model.blocks"))
+    differing.sort(key=lambda name: (not _always_said(name), name != "model.blocks"))
     kept: list[str] = []
     for name in differing:
         known = {tuple(_text(values.get(n)) for n in kept) for values in fields.values()}
         with_it = {tuple(_text(values.get(n)) for n in [*kept, name]) for values in fields.values()}
-        if len(with_it) > len(known) or name.startswith("data."):
+        if len(with_it) > len(known) or _always_said(name):
             kept.append(name)
     shown: dict[tuple[str, str], str] = {}
     for run in runs:
         for name in differing:  # of the same data under two names, the first one's
             shown.setdefault((name, _text(fields[run.identity].get(name))), run.shown(name))
     labels = {
-        identity: " ".join(f"{name.rpartition('.')[2]}={shown[name, _text(values.get(name))]}" for name in kept)
+        identity: " ".join(f"{short_name(name)}={shown[name, _text(values.get(name))]}" for name in kept)
         for identity, values in fields.items()
     }
     values_of = {name: tuple(text for (field, _), text in shown.items() if field == name) for name in differing}
     return labels, tuple(values_of.items())
+
+
+def _always_said(name: str) -> bool:
+    return name.startswith("data.") or name == OPTIMIZER
 
 
 def _hashed(value: Any, hashes: Mapping[str, str]) -> Any:

@@ -11,7 +11,7 @@ from siamesenorm.lab.page import Card, Page
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.lab.rows import provenance
-from siamesenorm.lab.statistics import Analysis, Range, beside
+from siamesenorm.lab.statistics import Analysis, Range, beside, by_optimizer
 from siamesenorm.lab.tables import first_weights, notes, place_text, what_is_shown
 from siamesenorm.lab.verdict import interval_text, short, verdict
 from siamesenorm.train.config import RunConfig
@@ -28,7 +28,9 @@ def make_page(records: Records, analysis: Analysis, title: str, preset: Preset |
     ended = f"{len(states)} runs, {finished} finished, {len(states) - finished} diverged or stuck"
     found = analysis.conditions
     page = Page(title, f"{what_ran(records)}. {ended}; {found.seeds_text}, measured on {found.size}.")
-    page.heading("Verdict").cards(cards(records, analysis)).bullets(verdict(analysis), "verdict")
+    for kind, part in by_optimizer(records, analysis):
+        page.heading(f"Verdict under {kind}" if kind else "Verdict")
+        page.cards(cards(records, part)).bullets(verdict(part), "verdict")
     for note in notes(records):
         page.paragraph(note, "warning")
     _plots(page, records, analysis)
@@ -68,7 +70,7 @@ def corpora(config: RunConfig) -> str | None:
 
 def cards(records: Records, analysis: Analysis) -> list[Card]:
     """The answer at a glance, where it has few parts: every topology at its best."""
-    if len(records.groups) > 1 or not 1 < len(analysis.ranges) <= MOST_CARDS:
+    if len({found.setting for found in analysis.ranges}) > 1 or not 1 < len(analysis.ranges) <= MOST_CARDS:
         return []
     return [_card(records, analysis, found) for found in analysis.ranges]
 

@@ -13,7 +13,7 @@ from typing import Any
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.published import published_rows
 from siamesenorm.lab.records import Records, Run
-from siamesenorm.lab.statistics import Analysis
+from siamesenorm.lab.statistics import Analysis, by_optimizer
 from siamesenorm.lab.tables import notes
 from siamesenorm.lab.verdict import verdict
 from siamesenorm.train.folder import plain_numbers
@@ -23,7 +23,7 @@ def as_json(records: Records, analysis: Analysis, folder: Path, title: str, pres
     """Everything that the page shows, and the curves behind its plots."""
     found = {
         "title": title,
-        "verdict": verdict(analysis),
+        "verdict": list(dict.fromkeys(s for _, part in by_optimizer(records, analysis) for s in verdict(part))),
         "notes": notes(records),
         "published": [] if preset is None else published_rows(analysis, preset),
         "analysis": analysis.as_dict(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -130,9 +130,23 @@ class Analysis:
         found = (p for p in self.places if (p.topology, p.setting, p.lr) == (topology, setting, lr))
         return next(found, None)
 
+    def within(self, settings: Collection[str]) -> Analysis:
+        """What it says of some settings; chances stay corrected for all of them."""
+        parts = ("places", "ranges", "same_lr", "best_lr", "costs")
+        kept: dict[str, Any] = {n: tuple(p for p in getattr(self, n) if p.setting in settings) for n in parts}
+        return replace(self, **kept)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+
+def by_optimizer(records: Records, analysis: Analysis) -> list[tuple[str, Analysis]]:
+    """The analysis of every kind of optimiser under its name; one without a name where there is one kind."""
+    kinds = records.optimizers
+    if len(kinds) == 1:
+        return [("", analysis)]
+    return [(kind, analysis.within(settings)) for kind, settings in kinds.items()]
 
 
 def choose_metric(records: Records, wanted: str | None) -> tuple[str, bool]:

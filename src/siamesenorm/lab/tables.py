@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from siamesenorm.lab import by_steps
+from siamesenorm.lab.grid import short_name
 from siamesenorm.lab.records import Records
-from siamesenorm.lab.statistics import Analysis, Place, beside
+from siamesenorm.lab.statistics import Analysis, Place, beside, by_optimizer
 from siamesenorm.lab.verdict import verdict
 from siamesenorm.train.config import RunConfig
 
@@ -27,8 +28,11 @@ def show(console: Console, records: Records, analysis: Analysis) -> None:
         console.print(Text(f"\n{by_steps.METRICS[metric]}, by steps", style="dim"))
         console.print(by_steps.terminal_table(by_steps.by_steps(records, metric)))
     console.print()
-    for sentence in verdict(analysis):
-        console.print(Text.assemble(("• ", "bold cyan"), sentence))
+    for kind, part in by_optimizer(records, analysis):
+        if kind:
+            console.print(Text(f"Under {kind}", style="bold"))
+        for sentence in verdict(part):
+            console.print(Text.assemble(("• ", "bold cyan"), sentence))
     for note in notes(records):
         console.print(Text(note, style="yellow"))
 
@@ -90,7 +94,7 @@ def notes(records: Records) -> list[str]:
     """What a reader should know of the runs themselves; also every field that differs, where labels do not say it."""
     found = []
     labels = " ".join(records.groups)
-    hidden = [name for name, _ in records.differences if f"{name.rpartition('.')[2]}=" not in labels]
+    hidden = [name for name, _ in records.differences if f"{short_name(name)}=" not in labels]
     if hidden or any(name.startswith("data.") for name, _ in records.differences):
         told = ", ".join(f"{name} ({_some(values)})" for name, values in records.differences)
         found.append(f"the runs differ in more than topology, learning rate and seed: {told}")

@@ -179,6 +179,10 @@ class Attention(nn.Module):
         yield "value", v
         yield "attention_out", self.out.weight
 
+    def hidden_matrices(self) -> dict[str, int]:
+        """Weights by name, and the rows of one matrix in each: every head of q, k and v is one of its own."""
+        return {"qkv.weight": self.head_dim, "out.weight": self.out.out_features}
+
 
 def combine_norms(topology: AttentionNorm, model: str) -> AttentionNorm:
     """The inner norm of attention: the topology's, which contains a QK-norm already, or else the model's."""

@@ -48,3 +48,7 @@ class MLP(nn.Module):
         """Weights by the role that init rules speak of."""
         yield "ffn_in", self.up.weight
         yield "ffn_out", self.down.weight
+
+    def hidden_matrices(self) -> dict[str, int]:
+        """Weights by name, and the rows of one matrix in each: SwiGLU's value and gate are two."""
+        return {"up.weight": self.down.in_features, "down.weight": self.down.out_features}

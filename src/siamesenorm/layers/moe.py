@@ -111,6 +111,10 @@ class MoE(nn.Module):
         yield "ffn_in", self.w_in
         yield "ffn_out", self.w_out
 
+    def hidden_matrices(self) -> dict[str, int]:
+        """Weights by name, and the rows of one matrix in each: every expert's value, gate and output."""
+        return {"w_in": self.hidden, "w_out": self.dim}
+
     def forward(self, h: Tensor) -> tuple[Tensor, RouterStats]:
         """(..., dim) to the same, and what the router did."""
         tokens = h.reshape(-1, self.dim)

@@ -20,11 +20,16 @@ INDIFFERENT = ("about", "checkpoint", "evaluation", "logging", "parallel")
 
 
 class OptimizerConfig(Section):
-    """AdamW and what happens to gradients before it."""
+    """AdamW, or Muon with AdamW, and what happens to gradients before it."""
 
+    kind: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="adamw; muon: orthogonalised momentum for the matrices of attention and FFN, AdamW for the rest.",
+    )
     lr: float = Field(gt=0, le=1e3, description="Peak learning rate.")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the mean of gradients.")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay of the mean of squared gradients.")
+    momentum: float = Field(default=0.95, ge=0, lt=1, description="Decay of the mean of gradients, Muon's.")
     eps: float = Field(default=1e-8, gt=0, description="Added to the root of the mean of squared gradients.")
     weight_decay: float = Field(default=0.1, ge=0, description="Decay of matrices, times the learning rate.")
     decay_embeddings: bool = Field(default=True, description="Whether embeddings are decayed as other matrices are.")
@@ -176,7 +181,7 @@ class RunConfig(Section):
     task: str = Field(description="What is learnt.")
     model: SerializeAsAny[BaseModel] = Field(description="The model's shape.")
     data: SerializeAsAny[BaseModel] = Field(description="What is trained on.")
-    optimizer: OptimizerConfig = Field(description="AdamW and what happens to gradients before it.")
+    optimizer: OptimizerConfig = Field(description="AdamW or Muon, and what happens to gradients before it.")
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="The learning rate over the steps.")
     train: StepsConfig = Field(description="How long and in what form training runs.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="What is saved during the run.")

@@ -75,9 +75,17 @@ def restore(read: Tensor, tensor: Tensor, order: Tensor | None) -> None:
     if order is None:
         return
     full = whole(read)[order.to(read.device)]
+    local(tensor).copy_(own_part(full, tensor))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(full: Tensor, tensor: Tensor) -> Tensor:
+    """What of a full tensor lies where this process holds its part of another one of the same shape."""
     if not isinstance(tensor, DTensor):
-        tensor.copy_(full)
-        return
-    local = tensor.to_local()
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    local.copy_(full[tuple(slice(o, o + n) for o, n in zip(offset, local.shape, strict=True))])
+        return full
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return full[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]

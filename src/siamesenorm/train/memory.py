@@ -15,7 +15,8 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
 
 FLOAT = 4
-TRAINED = 4  # weights, gradients, AdamW's two moments
+TRAINED = {"adamw": 4, "muon": 3}
+"""Weights, gradients, AdamW's two moments or Muon's one."""
 
 
 class Need(NamedTuple):
@@ -46,7 +47,7 @@ def check_memory(config: RunConfig, task: Task, world: World) -> None:
 
 def least_memory(config: RunConfig, task: Task, world: World) -> Need:
     """A lower bound for one process."""
-    copies = TRAINED + (config.train.ema is not None)
+    copies = TRAINED[config.optimizer.kind] + (config.train.ema is not None)
     shards = world.size if world.mode in ("fsdp", "tp") else world.group if world.mode == "hsdp" else 1
     here = sharing(world)
     samples = config.train.batch_size / world.data_size

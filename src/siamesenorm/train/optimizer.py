@@ -1,26 +1,35 @@
-"""AdamW with groups of parameters: decayed and not, and by the factors that topologies put on learning rates.
+"""AdamW or Muon with groups of parameters: decayed and not, and by the factors that topologies put on learning rates.
 
-| parameter                                   | decayed                     |
-|---------------------------------------------|-----------------------------|
-| matrices of sublayers and head              | yes                         |
-| embeddings, and a head tied to one          | ``decay_embeddings``        |
-| norm gains, biases, other vectors, scalars  | ``decay_vectors``           |
-| what modules name in `no_weight_decay`      | no                          |
+| parameter                                   | decayed                     | with ``kind: muon`` by |
+|---------------------------------------------|-----------------------------|------------------------|
+| matrices of attention, FFN and experts      | yes                         | Muon                   |
+| other matrices: head, router, topologies'   | yes                         | AdamW                  |
+| embeddings, and a head tied to one          | ``decay_embeddings``        | AdamW                  |
+| norm gains, biases, other vectors, scalars  | ``decay_vectors``           | AdamW                  |
+| what modules name in `no_weight_decay`      | no                          |                        |
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import nn
 
 from siamesenorm.train.config import OptimizerConfig
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.layout import plain_name, row_orders, unwrap
+from siamesenorm.train.muon import Fused, Muon
 from siamesenorm.train.parallel import uniform_groups
+
+LR_FACTORS = "lr_factors"
+"""Attribute of an optimiser, in the order of its groups: beside these, which checkpoints hold."""
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """The decayed and the other trainable parameters by their factor on the learning rate, with the names of each."""
+    """Trainable parameters by who updates them, decayed or not, and their factor on the learning rate; with names."""
+    matrices = hidden_matrices(model) if config.kind == "muon" else {}
     embeddings, kept = set(), set()
     factors: dict[str, float] = {}
     for prefix, module in model.named_modules():
@@ -31,7 +40,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             kept |= {f"{dot}{name}" for name in spared()}
         if config.lr_factors and callable(rates := getattr(module, "learning_rates", None)):
             factors |= {f"{dot}{name}": factor for name, factor in rates().items()}
-    members: dict[tuple[bool, float], dict[str, nn.Parameter]] = {(True, 1.0): {}, (False, 1.0): {}}
+    members: dict[tuple[bool, bool, float], dict[str, nn.Parameter]] = {(False, True, 1.0): {}, (False, False, 1.0): {}}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -41,33 +50,61 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             wanted = config.decay_embeddings
         else:
             wanted = parameter.dim() >= 2 or config.decay_vectors
-        members.setdefault((wanted, factors.get(name, 1.0)), {})[name] = parameter
+        members.setdefault((parameter in matrices, wanted, factors.get(name, 1.0)), {})[name] = parameter
     return [
         {
-            "name": ("decayed" if wanted else "plain") + ("" if factor == 1 else f" x {factor:g}"),
+            "name": ("muon " if muon else "") + ("decayed" if wanted else "plain") + _times(factor),
             "names": list(parameters),
             "params": list(parameters.values()),
             "weight_decay": config.weight_decay if wanted else 0.0,
             "lr_factor": factor,
+            "muon": muon,
         }
-        for (wanted, factor), parameters in members.items()
+        for (muon, wanted, factor), parameters in members.items()
         if parameters
     ]
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the groups of a model, sharded or not."""
-    wanted = ("params", "weight_decay", "lr_factor")
+def _times(factor: float) -> str:
+    return "" if factor == 1 else f" x {factor:g}"
+
+
+def hidden_matrices(model: nn.Module) -> dict[nn.Parameter, Fused]:
+    """The parameters that Muon updates, as the sublayers say, and how matrices lie in each."""
+    orders = dict(row_orders(model))
+    return {
+        module.get_parameter(name): Fused(rows, orders.get(plain_name(f"{prefix}.{name}")))
+        for prefix, module in unwrap(model).named_modules()
+        if callable(matrices := getattr(module, "hidden_matrices", None))
+        for name, rows in matrices().items()
+    }
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimiser over the groups of a model, sharded or not."""
+    wanted = ("params", "weight_decay", "lr_factor", "muon")
     groups = uniform_groups({key: group[key] for key in wanted} for group in parameter_groups(model, config))
+    groups.sort(key=lambda group: group["muon"])  # as the optimiser has them
     factors = [group.pop("lr_factor") for group in groups]
-    optimizer = torch.optim.AdamW(
-        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=config.fused or None
-    )
-    optimizer.lr_factors = factors  # type: ignore[attr-defined]  # beside its groups, which checkpoints hold
+    betas = (config.beta1, config.beta2)
+    adamw = functools.partial(torch.optim.AdamW, lr=config.lr, betas=betas, eps=config.eps, fused=config.fused or None)
+    hidden = [group for group in groups if group["muon"]]
+    others = [{key: group[key] for key in ("params", "weight_decay")} for group in groups if not group["muon"]]
+    optimizer: torch.optim.Optimizer
+    if config.kind == "adamw":
+        optimizer = adamw(others)
+    elif hidden:
+        optimizer = Muon(hidden, others, hidden_matrices(model), adamw, lr=config.lr, momentum=config.momentum)
+    else:
+        raise ConfigError(
+            f"optimizer.kind: 'muon' is not allowed for {type(unwrap(model)).__name__}; it takes models with sublayers "
+            "that name their matrices (hidden_matrices)"
+        )
+    setattr(optimizer, LR_FACTORS, factors)
     return optimizer
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """One learning rate for all groups, times each one's factor."""
-    for group, factor in zip(optimizer.param_groups, optimizer.lr_factors, strict=True):  # type: ignore[attr-defined]
+    for group, factor in zip(optimizer.param_groups, getattr(optimizer, LR_FACTORS), strict=True):
         group["lr"] = lr * factor
