@@ -97,6 +97,7 @@ def topologies(
 def _register() -> None:
     """Commands of files that import nothing heavy themselves."""
     from siamesenorm.commands import (
+        branch,
         compare,
         data,
         evaluate,
@@ -116,6 +117,7 @@ def _register() -> None:
     app.command()(report.report)
     app.command()(inspect.inspect)
     app.command()(train.train)
+    app.command()(branch.branch)
     app.command()(recipes.recipes)
     app.command()(models.models)
     app.command()(generate.generate)
