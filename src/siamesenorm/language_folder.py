@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from siamesenorm.data.tokenizer import Tokenizer
-    from siamesenorm.models.lm import LanguageModel
+    from siamesenorm.models.lm import LanguageModel, LMConfig
 
 OURS = "siamesenorm"
 """What config.json of a folder that this package wrote says of its model_type."""
@@ -21,19 +21,10 @@ def is_model_folder(folder: Path) -> bool:
 
 def open_model_folder(folder: Path, field: str) -> tuple[LanguageModel, Tokenizer | None]:
     """The folder's model in float32, and its tokenizer; `field` is what an error begins with."""
-    from siamesenorm.data.errors import DataError
     from siamesenorm.data.reading import read_object
     from siamesenorm.data.tokenizer import FILE, load_tokenizer
 
-    try:
-        package: Any = importlib.import_module("siamesenorm.interop.huggingface")
-        foreign: Any = importlib.import_module("siamesenorm.interop.foreign_folder")
-        pretrained: Any = importlib.import_module("siamesenorm.interop.pretrained")
-    except ImportError as error:
-        raise DataError(
-            f"{field}: {str(folder)!r} is a Hugging Face folder and needs the package "
-            f"{(error.name or 'transformers').partition('.')[0]!r}; install it with pip install 'siamesenorm[hf]'"
-        ) from None
+    package, foreign, loading = _rooms(folder, field)
     if read_object(folder / "config.json", field, strict=False).get("model_type") == OURS:
         with foreign.read_by_others(field, folder):
             options = {"local_files_only": True, "output_loading_info": True}
@@ -42,10 +33,38 @@ def open_model_folder(folder: Path, field: str) -> tuple[LanguageModel, Tokenize
     else:
         import torch
 
-        model = pretrained.load(folder, dtype=torch.float32)
+        model = loading.load(folder, dtype=torch.float32)
     if not (folder / FILE).is_file():
         return model, None
     return model, load_tokenizer(folder / FILE, end_token(folder))
+
+
+def model_config_of(folder: Path, field: str) -> LMConfig:
+    """The configuration of the folder's model; no weight is read."""
+    from siamesenorm.data.reading import read_object
+
+    package, foreign, loading = _rooms(folder, field)
+    if read_object(folder / "config.json", field, strict=False).get("model_type") == OURS:
+        with foreign.read_by_others(field, folder):
+            ours: LMConfig = package.SiameseNormConfig.from_pretrained(str(folder)).to_lm_config()
+        return ours
+    theirs: LMConfig = loading.config_of(folder)[0]
+    return theirs
+
+
+def _rooms(folder: Path, field: str) -> tuple[Any, Any, Any]:
+    """The rooms that know such folders, or one sentence about what is missing."""
+    from siamesenorm.data.errors import DataError
+
+    try:
+        names = ("huggingface", "foreign_folder", "pretrained.load")
+        first, second, third = (importlib.import_module(f"siamesenorm.interop.{name}") for name in names)
+    except ImportError as error:
+        raise DataError(
+            f"{field}: {str(folder)!r} is a Hugging Face folder and needs the package "
+            f"{(error.name or 'transformers').partition('.')[0]!r}; install it with pip install 'siamesenorm[hf]'"
+        ) from None
+    return first, second, third
 
 
 def end_token(folder: Path) -> str | None:

@@ -9,10 +9,12 @@ from siamesenorm.train.engine import Engine
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import train
+from siamesenorm.train.recipes import resolve
 from siamesenorm.train.starting import resized
 from siamesenorm.train.trained import open_trained, save_trained
 
-from .small_runs import losses, tiny, weights
+from .small_runs import SMALL, losses, tiny, weights
+from .worlds import run_world
 
 STILL = ("lr=1e-30", "steps=1", "warmup=0")
 """Steps that change no weight."""
@@ -84,3 +86,27 @@ def test_the_vocabulary_is_resized_on_request(source, tmp_path):
     assert torch.equal(found[: len(first)], first)
     torch.testing.assert_close(found[len(first) :], first.mean(0, keepdim=True).expand(7, -1))
     assert torch.equal(resized(first, 10), first[:10])
+
+
+@pytest.mark.parametrize("mode", ["fsdp", "tp"])
+def test_every_process_begins_with_its_part_of_them(source, tmp_path, mode):
+    config = tiny(*STILL, "topology=pre", "seed=5", f"parallel.mode={mode}", "device=cpu", f"init_from={source}")
+    assert run_world(2, run_in, config, tmp_path / "run", mode=mode) == ["finished", "finished"]
+    expected = weights(source)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(tmp_path / "run").items())
+
+
+def run_in(world, config, folder):
+    return train(config, folder, world=world).state
+
+
+def test_the_model_is_taken_from_there_but_for_overrides(source, tmp_path):
+    config = tiny("steps=1", "warmup=0")
+    values = [change for change in SMALL if not change.startswith(("dim", "blocks", "heads", "ffn_dim"))]
+    taken = resolve("lm-tiny", [*values, "warmup=0", "model.dropout=0.1", "init_model=true", f"init_from={source}"])
+    assert taken.model == RunFolder(source).config().model.model_copy(update={"dropout": 0.1})
+    assert taken.model != config.model
+    assert train(taken.model_copy(update={"train": config.train}), tmp_path / "run").state == "finished"
+    assert resolve(str(tmp_path / "run")).model == taken.model
+    with pytest.raises(ConfigError, match="takes false unless train.init_from"):
+        tiny("init_model=true")

@@ -99,6 +99,10 @@ class StepsConfig(Section):
         min_length=1,
         description="Weights to begin with: a run, a Hugging Face folder or a safetensors file; null: first weights.",
     )
+    init_model: bool = Field(
+        default=False,
+        description="Whether fields of the model are those of init_from, where an override does not name them.",
+    )
     init_vocab: Literal["same", "resize"] = Field(
         default="same",
         description="same: init_from has the data's tokenizer and vocabulary; resize: rows of embedding and head are "

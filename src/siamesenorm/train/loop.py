@@ -79,7 +79,9 @@ def train(
                 world.agree_with_main(lambda: stack.enter_context(run.locked()))
             begun = config.train.init_from is None or (mode != "restart" and _has_checkpoint(run, world))
             starting = None if begun else world.agree(lambda: starting_weights(config, task))
-            engine = Engine(config, task, world, starting)  # finds what does not fit model or world, before anything is written
+            engine = Engine(
+                config, task, world, starting
+            )  # finds what does not fit model or world, before anything is written
             stack.callback(engine.close)
             world.agree_with_main(lambda: run.begin(config, mode))
             loop = Loop(engine, run, display or QuietDisplay())

@@ -12,7 +12,7 @@ from torch import Tensor
 from siamesenorm.data.reading import read_object
 from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.foreign_folder import read_by_others
-from siamesenorm.interop.pretrained.architectures import architecture_of, read_config
+from siamesenorm.interop.pretrained.architectures import Architecture, architecture_of, read_config
 from siamesenorm.interop.pretrained.names import IGNORED, Targets, plus_one, targets_of
 from siamesenorm.interop.pretrained.shards import shard_files, tensors_of
 from siamesenorm.models.lm import LanguageModel, LMConfig
@@ -25,11 +25,16 @@ def load(source: Path | str, *, dtype: torch.dtype | None = None) -> LanguageMod
     What cannot be carried raises `InteropError` with its name. Weights are read one tensor at a time.
     """
     folder = Path(source)
-    theirs = their_config(folder)
-    kind = architecture_of(theirs.model_type)
-    config = read_config(theirs, kind)
+    config, kind, theirs = config_of(folder)
     files = shard_files(folder)
     return fill(config, targets_of(config, kind, theirs), tensors_of(files), dtype)
+
+
+def config_of(folder: Path) -> tuple[LMConfig, Architecture, Any]:
+    """Our configuration of the folder's model, its kind, and their configuration."""
+    theirs = their_config(folder)
+    kind = architecture_of(theirs.model_type)
+    return read_config(theirs, kind), kind, theirs
 
 
 def their_config(folder: Path) -> Any:
