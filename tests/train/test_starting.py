@@ -51,9 +51,10 @@ def test_a_run_that_goes_on_does_not_look_for_them_again(source, tmp_path, monke
             raise OSError("no more")
         return compute(engine, step)
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="no more"):
+    with monkeypatch.context() as patched:
         patched.setattr(Engine, "compute", fails_at_the_end)
-        train(config, tmp_path / "run")
+        with pytest.raises(OSError, match="no more"):
+            train(config, tmp_path / "run")
     shutil.rmtree(here)
     assert train(config, tmp_path / "run").state == "finished"
     assert losses(tmp_path / "run") == losses(left_alone)
@@ -108,5 +109,5 @@ def test_the_model_is_taken_from_there_but_for_overrides(source, tmp_path):
     assert taken.model != config.model
     assert train(taken.model_copy(update={"train": config.train}), tmp_path / "run").state == "finished"
     assert resolve(str(tmp_path / "run")).model == taken.model
-    with pytest.raises(ConfigError, match="takes false unless train.init_from"):
+    with pytest.raises(ConfigError, match="takes false unless"):
         tiny("init_model=true")
