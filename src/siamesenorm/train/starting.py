@@ -136,12 +136,20 @@ def _compare(ours: Mapping[str, Any], theirs: Mapping[str, Any], resize: bool, i
 def _check_tokenizer(task: Task, tokenizer: Tokenizer | None) -> None:
     """Raise where tokens of the data mean something else than those of the weights."""
     ours: Tokenizer | None = getattr(task, "tokenizer", None)
-    if ours is not None and tokenizer is not None and ours.fingerprint != tokenizer.fingerprint:
+    if ours is None or tokenizer is None or ours.fingerprint == tokenizer.fingerprint:
+        return
+    if _model_of(ours) != _model_of(tokenizer):  # files of others differ in what changes no token
         raise ConfigError(
             f"data.tokenizer: it is another one than that of {FIELD} "
             f"({ours.vocab_size} tokens and {tokenizer.vocab_size}); prepare the data with that one, "
             f"or train.init_vocab=resize takes the weights nevertheless"
         )
+
+
+def _model_of(tokenizer: Tokenizer) -> Any:
+    """Vocabulary and merges of a tokenizer."""
+    said = json.loads(tokenizer.to_json())["model"]
+    return said.get("vocab"), [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in said.get("merges", ())]
 
 
 def resized(matrix: Tensor, rows: int) -> Tensor:
