@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from siamesenorm.interop import pretrained
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.huggingface import SiameseNormForCausalLM
 from siamesenorm.models.lm import generate
 
@@ -40,3 +43,23 @@ def test_logits_are_their_own(kind, tmp_path):
         assert far(again(IDS).logits, expected) < CLOSE
         answer = again.generate(IDS[:1, :30], max_new_tokens=6, do_sample=False, eos_token_id=-1)
         assert answer[0, 30:].tolist() == generate(model, IDS[:1, :30], max_new_tokens=6)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "t5"}, "model_type 't5' cannot be imported"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu' in config.json cannot be carried"),
+        ({"intermediate_size": 41}, "its config.json asks for"),
+        ({"num_hidden_layers": 5}, "the weights have no model.layers.4."),
+        ({"num_hidden_layers": 3}, "tensor model.layers.3."),
+    ],
+)
+def test_what_cannot_be_carried_is_named_and_nothing_is_written(changes, sentence, tmp_path):
+    folder = saved(their_model("llama"), tmp_path / "theirs")
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(InteropError) as refused:
+        pretrained.convert(folder, tmp_path / "ours")
+    assert sentence in str(refused.value)
+    assert not (tmp_path / "ours").exists()
