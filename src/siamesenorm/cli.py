@@ -104,6 +104,7 @@ def _register() -> None:
         export,
         fid,
         generate,
+        import_model,
         inspect,
         models,
         predict,
@@ -125,6 +126,7 @@ def _register() -> None:
     app.command()(predict.predict)
     app.command()(evaluate.evaluate)
     app.command()(export.export)
+    app.command("import")(import_model.import_model)
     app.command()(fid.fid)
     app.add_typer(data.app)
 

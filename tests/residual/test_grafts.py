@@ -1,0 +1,85 @@
+"""Grafts: topologies set to compute Pre-Norm do so, and from there every stream and new parameter is trained."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from siamesenorm.residual import TOPOLOGIES, NormSpec, TopologyError
+from siamesenorm.residual.grafts import EXACT, compute_pre_norm, exact_names
+
+from .stacks import PAIR, D, make, make_sublayers, randomise
+
+BLOCKS = 3
+TEXTS = [
+    *exact_names(),
+    "siamese:depth_scaling=none",
+    "attnres:blocks=0",
+    "gr:rate=2",
+    "ihc:rate=3",
+    "hyper:rate=4,dynamic=false",
+    "mhc:collapse=learned",
+    "layerscale:prores=100",
+]
+SCALE_FREE = {"mhc": 2e-4}  # its eps is in the matrices too
+
+
+def pre_norm(norm, blocks=BLOCKS):
+    pre = make("pre", blocks, norm=norm)
+    randomise(pre, 0.3)
+    return pre, [link.norm for link in pre.links], pre.final_norm
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_function_stays_the_same(text, kind):
+    norm = NormSpec(kind, eps=1e-30)
+    pre, norms, final = pre_norm(norm)
+    grafted, sublayers = make(text, BLOCKS, norm=norm), make_sublayers([PAIR] * BLOCKS)
+    randomise(grafted)
+    if kind == "layer" and text.startswith("gr"):
+        with pytest.raises(TopologyError, match="RMSNorm"):
+            compute_pre_norm(grafted, norms, final)
+        return
+    compute_pre_norm(grafted, norms, final)
+    x = torch.randn(2, 5, D, dtype=torch.float64)
+    close = SCALE_FREE.get(text.partition(":")[0], 1e-9)
+    assert_close(grafted(x, sublayers), pre(x, sublayers), rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_from_there_streams_come_apart_and_new_parameters_move(text):
+    torch.manual_seed(0)
+    norm = NormSpec("rms")
+    _, norms, final = pre_norm(norm, 4)
+    grafted, sublayers = make(text, 4, norm=norm), make_sublayers([PAIR] * 4)
+    compute_pre_norm(grafted, norms, final)
+    before = {name: p.detach().clone() for name, p in grafted.named_parameters()}
+    x, target = torch.randn(2, 4, 5, D, dtype=torch.float64)
+    optimizer = torch.optim.AdamW([*grafted.parameters(), *sublayers.parameters()], lr=0.01, weight_decay=0)
+    for _ in range(10):
+        optimizer.zero_grad()
+        (grafted(x, sublayers) - target).square().mean().backward()
+        optimizer.step()
+    still = {name for name, p in grafted.named_parameters() if torch.equal(p, before[name])}
+    assert not still
+    flow = grafted.start(x)
+    for sublayer in sublayers:
+        flow.through(sublayer)
+    rows = [row / row.norm() for row in grafted.named_streams(flow.streams).values()]
+    assert (
+        min([(a - b).norm() for i, a in enumerate(rows) for b in rows[:i]], default=1) > 1e-4
+    )  # gr's rows are written alike at first
+
+
+@pytest.mark.parametrize("name", sorted(set(TOPOLOGIES) - {t.name for t in EXACT}))
+def test_others_are_refused_by_name(name):
+    _, norms, final = pre_norm(NormSpec("rms"))
+    with pytest.raises(TopologyError, match=f"{name}: no setting is known"):
+        compute_pre_norm(make(name, BLOCKS), norms, final)
+
+
+def test_forms_of_siamese_without_an_exact_setting_are_refused():
+    _, norms, final = pre_norm(NormSpec("rms"))
+    for form in ("plain", "hybrid_pre"):
+        with pytest.raises(TopologyError, match="only form=post_pre"):
+            compute_pre_norm(make("siamese", BLOCKS, form=form), norms, final)
