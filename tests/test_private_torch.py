@@ -59,6 +59,7 @@ PRIVATE = {
         list(inspect.signature(f).parameters)[:3] == ["global_shape", "mesh", "placements"]
     ),
     f"{PYTREE}.tree_flatten": lambda f: len(f(TREE)[0]) == 3,
+    f"{PYTREE}.tree_leaves": lambda f: len(f(TREE)) == 3,
     f"{PYTREE}.tree_unflatten": lambda f: f(*torch.utils._pytree.tree_flatten(TREE)) == TREE,
     f"{PYTREE}.tree_map_only": lambda f: f(torch.Tensor, lambda t: t.item(), TREE) == {"a": (0.0, 1.0), "b": [2]},
 }

@@ -97,12 +97,14 @@ def topologies(
 def _register() -> None:
     """Commands of files that import nothing heavy themselves."""
     from siamesenorm.commands import (
+        branch,
         compare,
         data,
         evaluate,
         export,
         fid,
         generate,
+        import_model,
         inspect,
         models,
         predict,
@@ -116,6 +118,7 @@ def _register() -> None:
     app.command()(report.report)
     app.command()(inspect.inspect)
     app.command()(train.train)
+    app.command()(branch.branch)
     app.command()(recipes.recipes)
     app.command()(models.models)
     app.command()(generate.generate)
@@ -123,6 +126,7 @@ def _register() -> None:
     app.command()(predict.predict)
     app.command()(evaluate.evaluate)
     app.command()(export.export)
+    app.command("import")(import_model.import_model)
     app.command()(fid.fid)
     app.add_typer(data.app)
 

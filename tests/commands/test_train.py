@@ -95,7 +95,7 @@ def test_what_is_no_text_and_no_tokens_is_refused(tmp_path, name, content, told,
 
 
 def test_a_diverged_run_has_an_exit_code_of_its_own(tmp_path, capsys):
-    hot = ["topology=post", "lr=900", "warmup=0", "clip=null", "kind=constant", "steps=60", "history=4"]
+    hot = ["topology=post", "lr=900", "warmup=0", "clip=null", "schedule.kind=constant", "steps=60", "history=4"]
     assert main(["train", "lm-tiny", *SMALL, *hot, "--run", str(tmp_path / "run")]) == 3
     assert "diverged at step" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "diverged"

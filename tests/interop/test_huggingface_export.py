@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,8 @@ from siamesenorm.data import ByteTokenizer, train_bpe
 from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.huggingface import SiameseNormForCausalLM, byte_tokenizer, export, from_language_model
 from siamesenorm.interop.huggingface.bundle import bundled_files
+from siamesenorm.layers.rope_scaling import Scaling
+from siamesenorm.layers.rotary import Rotary
 from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.residual.kernels import native
 
@@ -49,12 +52,26 @@ assert "siamesenorm" not in sys.modules
 save_file({name.replace("/", "|"): value for name, value in results.items()}, "logits.safetensors")
 """
 BYTES = {"vocab_size": 258}
+IMPORTED = {
+    "activation": "geglu_tanh",
+    "qkv_bias": True,
+    "query_factor": 1.5,
+    "embedding_scale": 3.0,
+    "rope_scaling": {"kind": "llama3", "factor": 4.0, "original_length": 16},
+    "rotary_dim": 4,
+    "learned_positions": True,
+    "window": 5,
+    "full_every": 2,
+    "window_rope_theta": 100.0,
+}
+"""What only imported models have."""
 
 
 def test_a_machine_without_the_package_computes_the_same(tmp_path):
     models = {
         "siamese": language_model(HYBRID, **BYTES),
         "experts": language_model("hyper", tied=True, moe={"experts": 4, "top_k": 2, "expert_dim": 12}, **BYTES),
+        "imported": language_model("sandwich", **IMPORTED, **BYTES),
     }
     for name, model in models.items():
         export(model, tmp_path / name, tokenizer="byte")
@@ -91,18 +108,26 @@ def test_source_is_ours_but_for_its_imports():
 
 
 def test_the_plain_config_is_the_checked_ones_twin():
-    source = bundled_files()["models_lm_config.py"].replace("from .residual import NormSpec", "")
+    source = re.sub(r"(?m)^from \.\w+ import \w+$", "", bundled_files()["models_lm_config.py"])
     module = type(sys)("plain")
+    module.__dict__.update(Rotary=Rotary, Scaling=Scaling)
     sys.modules["plain"] = module  # dataclasses look their module up
     try:
         exec(compile(source, "models_lm_config.py", "exec"), module.__dict__, None)
     finally:
         del sys.modules["plain"]
-    for config in (lm_config(), lm_config(moe={"experts": 4, "top_k": 1, "expert_dim": 8}, kv_heads=None)):
+    scaling = {"kind": "linear", "factor": 2.0}
+    for config in (
+        lm_config(),
+        lm_config(moe={"experts": 4, "top_k": 1, "expert_dim": 8}, kv_heads=None),
+        lm_config(rope_scaling=scaling, window=3, full_every=2, window_rope_theta=9.0),
+    ):
         plain = module.LMConfig(**config.model_dump())
         assert plain.model_dump() == config.model_dump()
         assert plain.model_fields == tuple(LMConfig.model_fields)
         assert (plain.key_heads, plain.head_width) == (config.key_heads, config.head_width)
+        assert (plain.rotary, plain.window_rotary) == (config.rotary, config.window_rotary)
+        assert [plain.is_windowed(block) for block in (0, 1)] == [config.is_windowed(block) for block in (0, 1)]
 
 
 def test_what_lies_in_the_folder(tmp_path):

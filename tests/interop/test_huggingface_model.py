@@ -31,7 +31,12 @@ CHANGED = {
     "activation": "gelu", "norm": "layer", "norm_eps": 1e-6, "norm_affine": False, "norm_bias": True, "bias": True,
     "tied": True, "topology": "hyper:rate=3", "qk_norm": "head", "rope_theta": 5e5, "max_length": 99, "window": 7,
     "dropout": 0.25, "z_weight": 1e-4, "init": "megatron", "init_std": 0.01, "first_logits": "small",
-    "moe": {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0.02, "z_weight": 0.002},
+    "moe": {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0.02, "z_weight": 0.002,
+            "normalize_top_k": True},
+    "qkv_bias": False, "query_factor": 1.5, "embedding_scale": 3.0, "rotary_dim": 4, "learned_positions": True,
+    "full_every": 2, "window_rope_theta": 100.0,
+    "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_length": 48, "low": 2.0, "high": 32.0,
+                     "attention_factor": 1.2, "whole_pairs": False},
 }  # fmt: skip
 
 

@@ -159,7 +159,20 @@ FIELDS = {
     DiTConfig: [{"learn_sigma": False}, {"class_dropout": 0.0}, {"dropout": 0.2}],
 }
 REFUSED = {
-    LMConfig: [{"window": 2}, {"head_dim": 6}, {"moe": MoEConfig(experts=4, top_k=2, expert_dim=8)}],
+    LMConfig: [
+        {"window": 2},
+        {"window": 2, "full_every": 2, "window_rope_theta": 20.0},
+        {"head_dim": 6},
+        {"moe": MoEConfig(experts=4, top_k=2, expert_dim=8)},
+        {"qkv_bias": True},
+        {"query_factor": 2.0},
+        {"embedding_scale": 2.0},
+        {"rope_scaling": {"kind": "linear", "factor": 2.0}},
+        {"rotary_dim": 2},
+        {"learned_positions": True},
+        {"activation": "gelu_tanh"},
+        {"activation": "geglu_tanh"},
+    ],
     ViTConfig: [
         {"activation": "swiglu"},
         {"norm": "rms"},

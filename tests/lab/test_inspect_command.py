@@ -21,7 +21,7 @@ from siamesenorm.lab.inspection.source import open_source
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.corpora import save_tokenizer_of
-from siamesenorm.train.folder import WEIGHTS, RunFolder
+from siamesenorm.train.folder import METRICS, WEIGHTS, RunFolder
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.trained import open_language_model
 from siamesenorm.train.weights import export_weights
@@ -41,6 +41,8 @@ def run(tmp_path_factory):
     export_weights(LanguageModel(config.model, seed=0), folder.path / WEIGHTS)
     save_tokenizer_of(config.data, folder.path)
     folder.write_status("finished", step=7)
+    lines = [{"step": step, "loss": 5.0 if step == 3 else 2.0} for step in range(1, 8)]
+    (folder.path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder.path
 
 
@@ -122,12 +124,23 @@ def test_an_exported_model_gives_the_numbers_of_its_run(run, tmp_path):
 def test_the_command_writes_numbers_and_page(run, capsys):
     assert main(["inspect", str(run), "--tokens", "64"]) == 0
     shown = capsys.readouterr().out
-    for part in ("hidden rms", "gradient norm", "gain share", "logit lens", "loss rise", "effective depth", "massive"):
+    for part in (
+        "hidden rms",
+        "gradient norm",
+        "gain share",
+        "logit lens",
+        "loss rise",
+        "effective depth",
+        "massive",
+        "writers",
+        "spikes",
+    ):
         assert part in shown
     found = Inspection.from_json((run / "inspection" / "inspection.json").read_text(encoding="utf-8"))
     source = open_source(run, None, 64)
     again = inspect(source.model, source.batch)
-    assert found.model_copy(update={"source": {}}) == again
+    assert found.spikes.steps == (3,)
+    assert found.model_copy(update={"source": {}, "spikes": None}) == again
     assert found.source["versions"]["torch"] == torch.__version__
     assert found.source["folder"] == str(run)
     page = (run / "inspection" / "inspection.html").read_text(encoding="utf-8")
@@ -159,7 +172,7 @@ def test_the_page_asks_for_nothing_and_texts_stay_text(tmp_path):
     assert "prefers-color-scheme" in own
 
 
-@pytest.mark.parametrize("topology", ["siamese", "hyper", "pre", "residual_dual"])
+@pytest.mark.parametrize("topology", ["siamese", "hyper", "pre", "residual_dual", "x0", "siamese:y=gr"])
 def test_figures_are_json_and_have_every_stream(topology):
     found = inspect(tiny_lm(topology), ids(1, 6))
     drawn = {plot.name: plot.figure for plot in plots(found)}
@@ -196,6 +209,7 @@ def test_a_diverged_model_has_no_numbers_but_a_report(tmp_path, capsys):
     assert found.rms["y"][0] is not None
     assert found.rms["y"][-1] is None
     assert Inspection.from_json(found.to_json()) == found
+    terminal.show(Console(width=80, file=io.StringIO()), found)
     write_report(found, tmp_path)
 
 

@@ -85,7 +85,8 @@ def test_attention_residuals_that_look_at_one_source_read_one_writer():
     stack = Stack("attnres:blocks=0", DIM, [writes(at) for at in range(1, 7)]).double()
     looks_at = [0, 1, 0, 2, 4, 1, 5]
     with torch.no_grad():
-        for mix, at in zip([*(link.mix for link in stack.residual.links), stack.residual.mix], looks_at, strict=True):
+        _, *links = stack.residual.links  # the first has one source to look at
+        for mix, at in zip([*(link.mix for link in links), stack.residual.mix], looks_at[1:], strict=True):
             mix.query.copy_(100 * unit(at)[0])
     found = inspect(stack, unit(0))
     for reader, (row, at) in enumerate(zip(found.writers.shares, looks_at, strict=True)):
@@ -128,12 +129,14 @@ def test_shares_of_attention_residuals_by_hand():
     stack, x = random_stack("attnres:blocks=0")
     outputs, reads = outputs_of(stack, x)
     values = [x, *outputs]
-    mixes = [*(link.mix for link in stack.residual.links), stack.residual.mix]
+    first, *links = stack.residual.links
+    assert not hasattr(first, "mix")  # it has one source
+    mixes = [None, *(link.mix for link in links), stack.residual.mix]
     norms = [*(link.norm for link in stack.residual.links), stack.residual.final_norm]
     found = shares(stack, x)
     for reader, (mix, norm, h) in enumerate(zip(mixes, norms, reads, strict=True)):
         seen = values[: reader + 1]
-        logits = torch.stack([(v * rms_scale(v)) @ (mix.query * mix.key_gain) for v in seen])
+        logits = torch.stack([(v * rms_scale(v)) @ (mix.query * mix.key_gain) if mix else v[..., 0] for v in seen])
         parts = [weight.unsqueeze(-1) * v for weight, v in zip(logits.softmax(0), seen, strict=True)]
         expected = of_components([part * rms_scale(sum(parts)) * norm.weight for part in parts], h)
         assert found[reader] == expected

@@ -212,7 +212,8 @@ def test_a_rolled_back_run_resumes_to_the_same_weights(tmp_path, monkeypatch):
 
 def test_a_learning_rate_far_too_high_is_noticed(tmp_path):
     """For real: no batch is tampered with."""
-    config = tiny("topology=post", "lr=30", "warmup=0", "steps=150", "clip=null", "history=10", "kind=constant")
+    hot = ("topology=post", "lr=30", "warmup=0", "steps=150", "clip=null", "history=10", "schedule.kind=constant")
+    config = tiny(*hot)
     result = train(config, tmp_path / "run")
     assert result.state == "diverged"
     assert result.step < 149

@@ -226,7 +226,7 @@ def test_batches_that_do_not_divide_are_refused():
 
 
 def test_learning_rate_follows_the_schedule():
-    e = engine("lr=0.01", "warmup=4", "steps=12", "kind=constant")
+    e = engine("lr=0.01", "warmup=4", "steps=12", "schedule.kind=constant")
     assert [e.lr(step) for step in (1, 2, 4, 12)] == pytest.approx([0.0025, 0.005, 0.01, 0.01])
     e.compute(2)
     e.apply(2)

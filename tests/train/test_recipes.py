@@ -88,9 +88,9 @@ def test_defaults_are_allowed_values():
 
 
 def test_a_last_name_is_enough_where_it_is_the_only_one():
-    config = resolve("lm-tiny", ["topology=pre", "lr=3e-3", "steps=77", "seed=5", "warmup=0", "kind=wsd"])
+    config = resolve("lm-tiny", ["topology=pre", "lr=3e-3", "steps=77", "seed=5", "warmup=0", "final=0.5"])
     assert (config.model.topology, config.optimizer.lr, config.steps) == ("pre", 3e-3, 77)
-    assert (config.train.seed, config.schedule.kind) == (5, "wsd")
+    assert (config.train.seed, config.schedule.final) == (5, 0.5)
     assert resolve("lm-tiny", ["model.topology=pre"]) == resolve("lm-tiny", ["topology=pre"])
 
 
@@ -132,7 +132,7 @@ BAD = {
     "steps=null": ("takes one of the three",),
     "topology=siamse": ("model.topology: unknown name 'siamse'", "known names: siamese"),
     "topology=siamese:form=plan": ("form = 'plan' is not allowed", "plain"),
-    "kind=cosin": ("schedule.kind: 'cosin' is not allowed", "one of cosine, wsd, constant"),
+    "schedule.kind=cosin": ("schedule.kind: 'cosin' is not allowed", "one of cosine, wsd, constant"),
     "precision=bf17": ("train.precision: 'bf17'", "one of fp32, bf16, fp16"),
     "topolgy=pre": ("unknown field 'topolgy'", "did you mean model.topology?"),
     "optimiser.lr=1": ("unknown field 'optimiser.lr'", "did you mean optimizer.lr?"),

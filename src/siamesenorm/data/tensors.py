@@ -25,6 +25,12 @@ def tensor_shapes(path: Path | str, field: str) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
+def read_header(path: Path | str, field: str) -> dict[str, str]:
+    """The texts of a file's header."""
+    with _opened(path, field) as file:
+        return file.metadata() or {}
+
+
 @contextlib.contextmanager
 def _opened(path: Path | str, field: str) -> Iterator[Any]:
     from safetensors import safe_open

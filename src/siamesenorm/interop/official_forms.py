@@ -28,6 +28,17 @@ VISION_FIELDS = {
     "qk_norm": "none",
     "pool": "token",
 }
+# Fields of language models for which OLMo's configuration has no word.
+UNSAID = (
+    "moe",
+    "window",
+    "qkv_bias",
+    "query_factor",
+    "embedding_scale",
+    "rope_scaling",
+    "rotary_dim",
+    "learned_positions",
+)
 DIFFUSION_FIELDS = {"norm": "layer", "norm_eps": 1e-6, "qk_norm": "none"}
 
 
@@ -51,7 +62,9 @@ def same_equation(one: Topology, other: Topology) -> bool:
 
 def check_language_fields(config: LMConfig, topology: str) -> None:
     """Raise where a language model has what OLMo's configuration cannot say."""
-    usual: dict[str, Any] = {"moe": None, "window": None}
+    usual: dict[str, Any] = {name: LMConfig.model_fields[name].default for name in UNSAID}
+    if config.activation not in ("swiglu", "gelu"):
+        usual["activation"] = "swiglu"
     if config.head_width * config.heads != config.dim:
         usual["head_dim"] = None
     if topology.startswith("siamese"):

@@ -42,6 +42,8 @@ class AttentionContext:
     """Which keys each query sees."""
     cache: KeyValueStore | None = None
     """Keys and values of earlier tokens, where decoding."""
+    windowed: AttentionContext | None = None
+    """The same for blocks with a window, where others have none."""
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]
@@ -84,6 +86,9 @@ class Attention(nn.Module):
     dim: width of the stream; heads, kv_heads, head_dim: heads of queries, of keys and values, and their width.
     needs: what the topology wants inside (`Topology.needs(place)`).
     qk_norm: the model's own wish, ``none``, ``head`` or ``projection``; a topology's wish goes before it.
+    qkv_bias: whether queries, keys and values have a bias; default: as `bias`, which is the output's too.
+    query_factor: what queries are multiplied by, beside the usual 1/sqrt(head_dim).
+    windowed: whether it takes the context of blocks with a window, where that is another.
     norm: makes the inner norms. layer: number of this attention in the cache.
     """
 
@@ -98,12 +103,17 @@ class Attention(nn.Module):
         norm: NormFactory,
         qk_norm: str = "none",
         bias: bool = False,
+        qkv_bias: bool | None = None,
+        query_factor: float = 1.0,
+        windowed: bool = True,
         layer: int = 0,
     ) -> None:
         super().__init__()
+        self.query_factor, self.windowed = query_factor, windowed
         self.heads, self.kv_heads, self.head_dim, self.layer = heads, kv_heads, head_dim, layer
         inner, inner_kv = heads * head_dim, kv_heads * head_dim
-        self.qkv = Linear(dim, inner + 2 * inner_kv, bias=bias)  # rows: all of q, all of k, all of v
+        qkv_bias = bias if qkv_bias is None else qkv_bias
+        self.qkv = Linear(dim, inner + 2 * inner_kv, bias=qkv_bias)  # rows: all of q, all of k, all of v
         self.out = Linear(inner, dim, bias=bias)
         self.norm_kind = combine_norms(needs.attention_norm, qk_norm)
         self.q_norm = self.k_norm = self.v_norm = self.out_norm = None
@@ -119,6 +129,8 @@ class Attention(nn.Module):
 
     def forward(self, h: Tensor, context: AttentionContext) -> Tensor:
         """(batch, tokens, dim) to the same."""
+        if self.windowed and context.windowed is not None:
+            context = context.windowed
         if not torch.is_grad_enabled() and runs_eager() and h.shape[1] == 1 and self.attend is attend:
             o = self.attend_next(*self.project(h), context)
         else:
@@ -148,16 +160,22 @@ class Attention(nn.Module):
     def project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, tokens, heads, head_dim), normed where asked."""
         q, k, v = self.split(self.qkv(h))
-        return self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
+        q, k, v = self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
+        return self.scaled(q), k, v
 
     def project_and_turn(self, h: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
         """`project`, with queries and keys turned by their positions."""
         qkv = self.qkv(h)
         if self.q_norm is None:
-            return split_and_rotate(qkv.unflatten(2, (-1, self.head_dim)), self.heads, self.kv_heads, turn)
+            q, k, v = split_and_rotate(qkv.unflatten(2, (-1, self.head_dim)), self.heads, self.kv_heads, turn)
+            return self.scaled(q), k, v
         q, k, v = self.split(qkv)
         q, k, v = self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
-        return rotate(q, turn), rotate(k, turn), v
+        return self.scaled(rotate(q, turn)), rotate(k, turn), v
+
+    def scaled(self, q: Tensor) -> Tensor:
+        """Queries as large as the model has them."""
+        return q if self.query_factor == 1 else q * self.query_factor
 
     def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
         """Heads of queries, keys and values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from siamesenorm.layers.rotary import Turn, rotary_turn
+from siamesenorm.layers.rotary import Rotary, Turn
 
 
 class KeyValueCache:
@@ -31,7 +31,7 @@ class KeyValueCache:
         self.values = [torch.empty(shape, device=device, dtype=dtype) for _ in range(layers)]
         self.length, self.max_length = 0, max_length
         self.padding: Tensor | None = None
-        self.turns: Turn | None = None
+        self.turns: dict[Rotary, Turn] = {}
 
     def check_room(self, rows: int, tokens: int) -> None:
         """Raise where so many more tokens of so many rows do not fit."""
@@ -49,12 +49,12 @@ class KeyValueCache:
         values.narrow(2, self.length, new).copy_(value)
         return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
-    def turn(self, positions: Tensor | slice, theta: float) -> Turn:
+    def turn(self, positions: Tensor | slice, rotary: Rotary) -> Turn:
         """Rotary angles of these positions, from a table that is made once."""
-        if self.turns is None:
+        if rotary not in self.turns:
             table = torch.arange(self.max_length, device=self.keys[0].device)
-            self.turns = rotary_turn(table, self.keys[0].shape[-1], theta)
-        cos, sin = self.turns
+            self.turns[rotary] = rotary.turn(table, self.keys[0].shape[-1])
+        cos, sin = self.turns[rotary]
         return cos[positions], sin[positions]
 
     def advance(self, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""The FFN: SwiGLU (arXiv 2002.05202) or GELU, exact or by tanh."""
+"""The FFN: SwiGLU or GEGLU (arXiv 2002.05202), or GELU, exact or by tanh."""
 
 from __future__ import annotations
 
@@ -13,11 +13,23 @@ from siamesenorm.layers.linear import Linear
 from siamesenorm.residual.base import SublayerNeeds
 from siamesenorm.residual.norms import NormFactory
 
-Activation = Literal["swiglu", "gelu"]
+Activation = Literal["swiglu", "gelu", "gelu_tanh", "geglu_tanh"]
+GATED = ("swiglu", "geglu_tanh")
+"""Activations of two projections, a value and a gate."""
+
+
+def activate(projected: Tensor, activation: str) -> Tensor:
+    """The hidden units of a projection."""
+    if activation == "swiglu":
+        return swiglu(projected)
+    if activation == "geglu_tanh":
+        value, gate = projected.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * value
+    return F.gelu(projected, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
 class MLP(nn.Module):
-    """dim → hidden → dim. SwiGLU's value and gate are one projection of 2 × hidden rows, value first."""
+    """dim → hidden → dim. A gated one's value and gate are one projection of 2 × hidden rows, value first."""
 
     def __init__(
         self,
@@ -26,22 +38,18 @@ class MLP(nn.Module):
         *,
         needs: SublayerNeeds,
         norm: NormFactory,
-        activation: Activation | Literal["gelu_tanh"] = "swiglu",
+        activation: Activation = "swiglu",
         bias: bool = False,
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.up = Linear(dim, 2 * hidden if activation == "swiglu" else hidden, bias=bias)
+        self.up = Linear(dim, 2 * hidden if activation in GATED else hidden, bias=bias)
         self.down = Linear(hidden, dim, bias=bias)
         self.out_norm = norm(hidden) if needs.output_norm else None
 
     def forward(self, h: Tensor) -> Tensor:
         """(..., dim) to the same."""
-        projected = self.up(h)
-        if self.activation == "swiglu":
-            inner = swiglu(projected)
-        else:
-            inner = F.gelu(projected, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        inner = activate(self.up(h), self.activation)
         return self.down(inner if self.out_norm is None else self.out_norm(inner))
 
     def role_weights(self) -> RoleWeights:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from siamesenorm.layers.grouped import add_slots, grouped_linear, sort_slots
 from siamesenorm.layers.kernels import decode
-from siamesenorm.layers.kernels.swiglu import swiglu
-from siamesenorm.layers.mlp import Activation
+from siamesenorm.layers.mlp import GATED, Activation, activate
 from siamesenorm.residual.base import WeightRole
 from siamesenorm.residual.hooks import has_hooks
 from siamesenorm.residual.norms import NormFactory
@@ -88,7 +87,7 @@ class MoE(nn.Module):
             raise ValueError(f"MoE: unknown activation {activation!r}; known activations: {known}")
         self.dim, self.hidden, self.experts, self.top_k = dim, hidden, experts, top_k
         self.activation, self.normalize_top_k = activation, normalize_top_k
-        inner = 2 * hidden if activation == "swiglu" else hidden
+        inner = 2 * hidden if activation in GATED else hidden
         self.router = Router(dim, experts, bias=False)
         self.w_in = nn.Parameter(torch.empty(experts, inner, dim))
         self.w_out = nn.Parameter(torch.empty(experts, dim, hidden))
@@ -160,7 +159,7 @@ class MoE(nn.Module):
 
     def activate(self, inner: Tensor, weight: Tensor) -> Tensor:
         """The hidden units of every slot, times the slot's weight."""
-        units = swiglu(inner) if self.activation == "swiglu" else F.gelu(inner)
+        units = activate(inner, self.activation)
         if self.out_norm is not None:
             units = self.out_norm(units)
         return (units * weight).to(inner.dtype)

@@ -1,26 +1,60 @@
 """Rotary positions (RoPE, arXiv 2104.09864): queries and keys turned by an angle that grows with their position.
 
 The pairs that turn together are feature i and feature i + head_dim/2 ("rotate half"), as in OLMo, Llama and their
-kin. Angles are made in float32 whatever the model's dtype: in bfloat16 position 1000 could not be told from 1003.
+kin. Where only some features turn, they are the first of each half. Angles are made in float32 whatever the model's
+dtype: in bfloat16 position 1000 could not be told from 1003.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from siamesenorm.layers.kernels.rotary import rotary
+from siamesenorm.layers.rope_scaling import Scaling
 
 Turn = tuple[Tensor, Tensor]
 """(cos, cos) and (-sin, sin) of every position, each (tokens, 1, head_dim) or (batch, tokens, 1, head_dim), float32;
 the axis of 1 stands for the heads."""
 
 
-def rotary_turn(positions: Tensor, head_dim: int, theta: float = 10000.0) -> Turn:
-    """The turn of every position, for positions (tokens,) or (batch, tokens)."""
-    steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
-    angles = positions.to(torch.float32)[..., None, None] * (1.0 / theta ** (steps / head_dim))
+@dataclass(frozen=True)
+class Rotary:
+    """How fast every pair of features turns."""
+
+    theta: float = 10000.0
+    turned: int | None = None
+    """How many features of a head turn; None: all."""
+    scaling: Scaling | None = None
+
+    def turn(self, positions: Tensor, head_dim: int) -> Turn:
+        """The turn of every position, for positions (tokens,) or (batch, tokens)."""
+        return rotary_turn(positions, head_dim, self.theta, turned=self.turned, scaling=self.scaling)
+
+
+def rotary_turn(
+    positions: Tensor,
+    head_dim: int,
+    theta: float = 10000.0,
+    *,
+    turned: int | None = None,
+    scaling: Scaling | None = None,
+) -> Turn:
+    """The turn of every position, for positions (tokens,) or (batch, tokens); see `Rotary`."""
+    width = head_dim if turned is None else turned
+    steps = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
+    frequencies = 1.0 / theta ** (steps / max(width, 1))
+    if scaling is not None:
+        frequencies = scaling.frequencies(frequencies, theta)
+    if width < head_dim:
+        frequencies = torch.cat([frequencies, frequencies.new_zeros((head_dim - width) // 2)])
+    angles = positions.to(torch.float32)[..., None, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
+    if scaling is not None and scaling.attention_factor != 1:
+        size = torch.where(frequencies > 0, scaling.attention_factor, 1.0)  # what does not turn stays as it is
+        cos, sin = cos * size, sin * size
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 

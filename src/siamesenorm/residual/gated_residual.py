@@ -56,7 +56,7 @@ class GatedRows(nn.Module):
         """Every row's part of the mean; what it comes in with is its gates times its gains."""
         z = self.normed(R)
         gates, n = self.gates(z).to(z.dtype), self.weight.shape[0]
-        sizes = (gates * self.weight).detach().float().abs().flatten(0, -3).mean((0, -1)) / n
+        sizes = (gates * self.weight).detach().float().abs().reshape(-1, *self.weight.shape).mean((0, -1)) / n
         return Sum(list((gates * z.unflatten(-1, self.weight.shape) / n).unbind(-2)), sizes.tolist())
 
 

@@ -17,6 +17,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.data.tokens import Tokens
+from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
 from siamesenorm.models.lm.counts import activations_of_token, flops_of_token
 from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
@@ -269,7 +270,7 @@ class LanguageTask(Task):
         """Matrices of blocks, embedding and head; norms are a thousandth."""
         c = self.model_config
         inner, inner_kv = c.heads * c.head_width, c.key_heads * c.head_width
-        halves, experts, hidden = 3 if c.activation == "swiglu" else 2, 1, c.ffn_dim
+        halves, experts, hidden = 3 if c.activation in GATED else 2, 1, c.ffn_dim
         if c.moe is not None:
             experts, hidden = c.moe.experts, c.moe.expert_dim
         block = c.dim * (2 * inner + 2 * inner_kv) + experts * halves * c.dim * hidden

@@ -99,6 +99,20 @@ class StepsConfig(Section):
         description="Whether that decay is at most s / (s + 9) at step s, so that first weights are soon forgotten; "
         "false: the same from the first step on.",
     )
+    init_from: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Weights to begin with: a run, a Hugging Face folder or a safetensors file; null: first weights.",
+    )
+    init_model: bool = Field(
+        default=False,
+        description="Whether fields of the model are those of init_from, where an override does not name them.",
+    )
+    init_vocab: Literal["same", "resize"] = Field(
+        default="same",
+        description="same: init_from has the data's tokenizer and vocabulary; resize: rows of embedding and head are "
+        "cut or added.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Decides first weights, the order of data and dropout.")
 
     @model_validator(mode="after")

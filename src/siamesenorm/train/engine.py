@@ -32,6 +32,7 @@ from siamesenorm.train.optimizer import build_optimizer, set_lr
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import share_of_peak
+from siamesenorm.train.starting import Starting
 
 MIXER = 0x9E3779B97F4A7C15
 
@@ -76,7 +77,7 @@ class Step:
 class Engine:
     """Model, optimiser and data of a run, and how a step is made of them."""
 
-    def __init__(self, config: RunConfig, task: Task, world: World) -> None:
+    def __init__(self, config: RunConfig, task: Task, world: World, starting: Starting | None = None) -> None:
         self.config, self.task, self.world = config, task, world
         parts = world.data_size * config.train.accumulation
         if config.train.batch_size % parts:
@@ -91,6 +92,8 @@ class Engine:
         self.model: nn.Module = apply_parallelism(
             model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=self.compiled
         )
+        if starting is not None:
+            starting.put_into(self.model)
         self.ramps = [m for m in self.model.modules() if isinstance(m, Topology) and m.options.prores]
         self.average: WeightAverage | None = None
         world.agree(self._open)

@@ -72,9 +72,14 @@ def template(tensor: Tensor, order: Tensor | None) -> Tensor:
 @torch.no_grad()
 def restore(read: Tensor, tensor: Tensor, order: Tensor | None) -> None:
     """Put what was read into the `template` back into the tensor."""
-    if order is None:
-        return
-    full = whole(read)[order.to(read.device)]
+    if order is not None:
+        place(whole(read), tensor, order)
+
+
+@torch.no_grad()
+def place(full: Tensor, tensor: Tensor, order: Tensor | None) -> None:
+    """Put a whole tensor, its rows in the usual order, into one of a model, or this process's part of it."""
+    full = full if order is None else full[order.to(full.device)]
     local(tensor).copy_(own_part(full, tensor))
 
 

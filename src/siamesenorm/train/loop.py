@@ -29,6 +29,7 @@ from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
 from siamesenorm.train.progress import check_progress
 from siamesenorm.train.recorder import Recorder
+from siamesenorm.train.starting import starting_weights
 from siamesenorm.train.trackers import check_trackers
 from siamesenorm.train.weights import check_weights
 
@@ -76,7 +77,11 @@ def train(
             task = world.agree(lambda: _open_task(config, world))
             if not there:
                 world.agree_with_main(lambda: stack.enter_context(run.locked()))
-            engine = Engine(config, task, world)  # finds what does not fit model or world, before anything is written
+            begun = config.train.init_from is None or (mode != "restart" and _has_checkpoint(run, world))
+            starting = None if begun else world.agree(lambda: starting_weights(config, task))
+            engine = Engine(
+                config, task, world, starting
+            )  # finds what does not fit model or world, before anything is written
             stack.callback(engine.close)
             world.agree_with_main(lambda: run.begin(config, mode))
             loop = Loop(engine, run, display or QuietDisplay())
@@ -96,6 +101,12 @@ def _open_task(config: RunConfig, world: World) -> Task:
     task = find_task(config.task)(config)
     check_memory(config, task, world)
     return task
+
+
+def _has_checkpoint(run: RunFolder, world: World) -> bool:
+    """Whether there is a checkpoint to go on from; all processes call this."""
+    folder = run.path / CHECKPOINTS
+    return world.from_main(folder.is_dir()) and CheckpointStore(folder, 1, world).latest() is not None
 
 
 def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
@@ -275,7 +286,9 @@ class Loop:
         """Go on from the newest complete checkpoint; without one, from the first step."""
         checkpoint = self.store.latest()
         if checkpoint is None:
-            self.world.agree(lambda: self._go_on_from(0, "started", ""))
+            source = self.config.train.init_from
+            message = "" if source is None else f"began with the weights of {source}"
+            self.world.agree(lambda: self._go_on_from(0, "started", message))
             return False
         progress = self.store.load(checkpoint, self.engine.state({}))
         check_progress(progress, checkpoint.folder)

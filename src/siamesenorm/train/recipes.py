@@ -9,6 +9,7 @@ only what differs.
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import functools
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import explain, shown
 from siamesenorm.train.overrides import apply_overrides
+from siamesenorm.train.source_model import source_model
 from siamesenorm.train.yaml import LARGEST, read_yaml
 
 ENDING = ".yaml"
@@ -45,8 +47,19 @@ def recipe_names() -> tuple[str, ...]:
 def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of a recipe with ``key=value`` overrides."""
     values = load_recipe(recipe)
-    apply_overrides(values, overrides, config_class(values.get("task")))
-    return parse_config(values)
+    kind = config_class(values.get("task"))
+    merged = copy.deepcopy(values)
+    apply_overrides(merged, overrides, kind)
+    steps = merged.get("train")
+    if isinstance(steps, dict) and steps.get("init_model") is True and not is_run(recipe):
+        merged = {**values, "model": source_model(steps.get("init_from"), str(merged["task"]))}
+        apply_overrides(merged, overrides, kind)
+    return parse_config(merged)
+
+
+def is_run(recipe: str | Path) -> bool:
+    """Whether a recipe is what a run was begun with: its model is resolved already."""
+    return str(recipe) not in recipe_names() and Path(recipe).is_dir()
 
 
 def load_recipe(recipe: str | Path) -> dict[str, Any]:

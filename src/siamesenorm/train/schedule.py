@@ -25,6 +25,11 @@ def share_of_peak(config: ScheduleConfig, step: int, steps: int) -> float:
         progress = (step - config.warmup) / (steps - config.warmup)
         return config.final + (1 - config.final) * (1 + math.cos(math.pi * progress)) / 2
     if config.kind == "wsd":
-        decay = min(max(1, round(config.decay * steps)), steps - config.warmup)
+        decay = decay_steps(config, steps)
         return 1 - (1 - config.final) * max(0, step - (steps - decay)) / decay
     return 1.0
+
+
+def decay_steps(config: ScheduleConfig, steps: int) -> int:
+    """How many of the last steps wsd decays in."""
+    return min(max(1, round(config.decay * steps)), steps - config.warmup)

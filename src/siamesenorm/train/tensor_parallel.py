@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from siamesenorm.layers.attention import Attention
-from siamesenorm.layers.mlp import MLP
+from siamesenorm.layers.mlp import GATED, MLP
 from siamesenorm.models.stack import Block
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import ROW_ORDER
@@ -57,7 +57,7 @@ def split_ffn(ffn: MLP, mesh: DeviceMesh) -> None:
     size, hidden = mesh.size(), ffn.down.in_features
     if hidden % size:
         raise ConfigError(f"parallel.group: {size} is not allowed for tp; model.ffn_dim = {hidden} is no multiple")
-    if ffn.activation == "swiglu":
+    if ffn.activation in GATED:
         reorder(ffn.up, together([hidden, hidden], size))
     plan: dict[str, ParallelStyle] = {"up": ColwiseParallel(), "down": SummedRows()}
     if ffn.out_norm is not None:

@@ -103,7 +103,7 @@ BLIND = {
     "velocity": ("diffusion.prediction=velocity",),
     "flow": ("diffusion.prediction=flow", "learn_sigma=false"),
 }
-LONGER = ("steps=60", "history=5", "warmup=5", "train.batch_size=32", "kind=constant")
+LONGER = ("steps=60", "history=5", "warmup=5", "train.batch_size=32", "schedule.kind=constant")
 
 
 @pytest.mark.parametrize("prediction", BLIND)

@@ -58,7 +58,7 @@ class SiameseNormAttention(Attention):
         backend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention
         )
-        scaling, window = self.head_dim**-0.5, self.config.sliding_window
+        scaling, window = self.head_dim**-0.5, self.config.sliding_window if self.windowed else None
         q, k, v = (part.transpose(1, 2) for part in self.project_and_turn(h, turn))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)

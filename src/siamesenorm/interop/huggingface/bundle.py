@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from siamesenorm.models.lm import LMConfig, MoEConfig
+from siamesenorm.models.lm import LMConfig, MoEConfig, RopeScaling
 from siamesenorm.models.lm import config as lm_config
 from siamesenorm.version import __version__
 
@@ -101,20 +101,25 @@ def is_module(name: str) -> bool:
 
 
 def plain_config() -> str:
-    """`LMConfig` and `MoEConfig` as dataclasses: the same fields, defaults and properties, no checks."""
+    """`LMConfig` and what it nests as dataclasses: the same fields, defaults, properties and methods, no checks."""
     parts = ['"""The language model\'s configuration."""\n', "from __future__ import annotations\n"]
     parts.append("from dataclasses import asdict, dataclass\nfrom typing import Any, ClassVar, Literal\n")
+    parts.append("from siamesenorm.layers.rope_scaling import Scaling")
+    parts.append("from siamesenorm.layers.rotary import Rotary")
     parts.append("from siamesenorm.residual import NormSpec\n")
-    parts += [_dataclass(MoEConfig), _dataclass(LMConfig)]
+    parts += [_dataclass(MoEConfig), _dataclass(RopeScaling), _dataclass(LMConfig)]
     parts.append("    def __post_init__(self) -> None:")
-    parts.append("        if isinstance(self.moe, dict):")
-    parts.append('            object.__setattr__(self, "moe", MoEConfig(**self.moe))\n')
+    for name, nested in (("moe", MoEConfig), ("rope_scaling", RopeScaling)):
+        parts.append(f"        if isinstance(self.{name}, dict):")
+        parts.append(f'            object.__setattr__(self, "{name}", {nested.__name__}(**self.{name}))\n')
     parts.append("    def model_dump(self) -> dict[str, Any]:")
     parts.append('        """All fields by name."""')
     parts.append("        return asdict(self)\n")
-    for value in vars(LMConfig).values():
+    for name, value in vars(LMConfig).items():
         if isinstance(value, property) and value.fget is not None:
             parts.append(inspect.getsource(value.fget))
+        elif inspect.isfunction(value) and not name.startswith("_") and value.__module__ == lm_config.__name__:
+            parts.append(inspect.getsource(value))
     return "\n".join(parts)
 
 

@@ -23,6 +23,7 @@ NAMES = {
     "tied": "tie_word_embeddings",
     "max_length": "max_position_embeddings",
     "window": "sliding_window",
+    "rope_scaling": "rotary_scaling",  # transformers has a property of ours' name, which means something else
     "init_std": "initializer_range",
 }
 
@@ -54,12 +55,20 @@ class SiameseNormConfig(PreTrainedConfig):
     norm_affine: bool = True
     norm_bias: bool = False
     bias: bool = False
+    qkv_bias: bool | None = None
+    query_factor: float = 1.0
+    embedding_scale: float = 1.0
     tie_word_embeddings: bool = False
     topology: str = "siamese"
     qk_norm: str = "none"
     rope_theta: float = 10000.0
+    rotary_scaling: dict[str, Any] | None = None
+    rotary_dim: int | None = None
+    learned_positions: bool = False
     max_position_embeddings: int = 2048
     sliding_window: int | None = None
+    full_every: int | None = None
+    window_rope_theta: float | None = None
     dropout: float = 0.0
     z_weight: float = 0.0
     init: str = "mitchell"
@@ -86,6 +95,10 @@ class SiameseNormConfig(PreTrainedConfig):
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.full_every is not None:  # caches ask for it; without it, all layers are alike
+            kinds = ("sliding_attention", "full_attention")
+            blocks = range(1, self.num_hidden_layers + 1)
+            self.layer_types = [kinds[block % self.full_every == 0] for block in blocks]
         super().__post_init__(**kwargs)
 
     def to_diff_dict(self) -> dict[str, Any]:

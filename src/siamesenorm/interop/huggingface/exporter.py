@@ -33,6 +33,7 @@ def export(
     dtype: torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
     overwrite: bool = False,
+    generation: GenerationConfig | None = None,
 ) -> Path:
     """Write config.json, generation_config.json, safetensors, the tokenizer's files and the model's source.
 
@@ -41,6 +42,7 @@ def export(
     tokens go into the configs.
     remote_code: whether the source is added, so that ``trust_remote_code=True`` loads the folder anywhere.
     dtype: of the weights on disk; default: as they are.
+    generation: settings of generation; default: what the special tokens say.
     The folder appears when it is complete and not before.
     """
     target = Path(directory)
@@ -49,7 +51,7 @@ def export(
     if dtype not in (None, made.dtype):
         made = copy.deepcopy(made).to(dtype)
     with staged(target, overwrite) as folder:
-        with described(made, reading, AUTO_MAP if remote_code else None):
+        with described(made, reading, AUTO_MAP if remote_code else None, generation):
             made.save_pretrained(folder, max_shard_size=max_shard_size)
         if reading is not None:
             reading.save_pretrained(folder)
@@ -64,6 +66,7 @@ def described(
     model: SiameseNormForCausalLM,
     tokenizer: PreTrainedTokenizerBase | None,
     auto_map: dict[str, str] | None,
+    generation: GenerationConfig | None = None,
 ) -> Iterator[None]:
     """Configs as they shall be saved, for a while."""
     before = model.config, model.generation_config
@@ -76,7 +79,9 @@ def described(
         config.auto_map = auto_map
     try:
         model.config = config
-        if tokenizer is not None:
+        if generation is not None:
+            model.generation_config = generation
+        elif tokenizer is not None:
             model.generation_config = GenerationConfig.from_model_config(config)
         yield
     finally:

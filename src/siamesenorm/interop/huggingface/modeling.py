@@ -32,7 +32,6 @@ from siamesenorm.interop.huggingface.blocks import HiddenState, SiameseNormAtten
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.sharing import assemble
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
-from siamesenorm.layers.rotary import rotary_turn
 from siamesenorm.models.lm.config import MoEConfig
 from siamesenorm.models.lm.init import LMFirstWeights
 from siamesenorm.models.lm.model import LanguageModel
@@ -99,12 +98,12 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         device = torch.get_default_device()
         with torch.device("meta"):
             parts = Parts(config.to_lm_config())
-        self.embed_tokens, self.residual = parts.embedding, parts.residual
+        self.embed_tokens, self.positions, self.residual = parts.embedding, parts.positions, parts.residual
         self.layers = nn.ModuleList(
             SiameseNormBlock(block.attention, block.ffn, block.links, self.residual, self.config)
             for block in parts.blocks
         )
-        self.head_dim = parts.config.head_width
+        self.lm_config = parts.config
         self.hidden_state = HiddenState()
         self.gradient_checkpointing = False
         if device.type != "meta":
@@ -148,28 +147,32 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             # Added, not the start of the range: a static cache gives a tensor, whose value no exported shape may need.
             position_ids = (torch.arange(x.shape[1], device=x.device) + past).unsqueeze(0)
-        make_mask = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
-        mask = make_mask(
-            config=self.config,
-            inputs_embeds=x,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        given = {
+            "config": self.config,
+            "inputs_embeds": x,
+            "attention_mask": attention_mask,
+            "past_key_values": past_key_values,
+            "position_ids": position_ids,
+        }
+        c = self.lm_config
+        contexts = {}
+        for windowed in {c.is_windowed(block) for block in range(c.blocks)}:
+            make_mask = create_sliding_window_causal_mask if windowed else create_causal_mask
+            rotary = c.window_rotary if windowed else c.rotary
+            contexts[windowed] = {"mask": make_mask(**given), "turn": rotary.turn(position_ids, c.head_width)}
+        if c.embedding_scale != 1:
+            x = x * c.embedding_scale
+        if self.positions is not None:
+            x = x + self.positions(position_ids)
         if self.config.dropout:
             x = F.dropout(x, self.config.dropout, self.training)
-        shared = {
-            "turn": rotary_turn(position_ids, self.head_dim, self.config.rope_theta),
-            "mask": mask,
-            "past_key_values": past_key_values,
-            "options": {**kwargs, "position_ids": position_ids},
-        }
+        shared = {"past_key_values": past_key_values, "options": {**kwargs, "position_ids": position_ids}}
         wants_states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         with offloaded(self.residual):
             tensors, layout = pytree.tree_flatten(self.residual.open(x))
         expert_losses: list[Tensor] = []
-        for block in self.layers[: self.config.num_hidden_layers]:
-            result = block(*tensors, layout=layout, **shared)
+        for number, block in enumerate(self.layers[: self.config.num_hidden_layers]):
+            result = block(*tensors, layout=layout, **contexts[c.is_windowed(number)], **shared)
             if not isinstance(result[-1], Tensor):  # streams that grow with depth are nested otherwise behind
                 *result, layout = result
             tensors = list(result[: layout.num_leaves])

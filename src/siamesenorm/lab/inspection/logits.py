@@ -24,6 +24,11 @@ class AttentionLogits(TorchFunctionMode):
         self.found: list[float | None] = [None] * sublayers
         self.running: int | None = None
 
+    @property
+    def numbers(self) -> tuple[float | None, ...] | None:
+        """By sublayer; None where no attention was seen."""
+        return None if all(number is None for number in self.found) else tuple(self.found)
+
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -10,7 +10,7 @@ from siamesenorm.lab.page import Figure, label
 
 TICKS = 30
 """Places on an axis that have a name at most."""
-SEEN = 1e-3
+SEEN = 5e-3
 """Share from which on constants are drawn; below it they are rounding."""
 DIVERGING = [[0, "#ef4444"], [0.5, "#f8fafc"], [1, "#1d4ed8"]]
 

@@ -83,7 +83,7 @@ def inspect(
         removal=removed,
         writers=writers,
         collapse=record.collapse.found,
-        attention_logits=tuple(found) if any(found := record.logits.found) else None,
+        attention_logits=record.logits.numbers,
     )
 
 

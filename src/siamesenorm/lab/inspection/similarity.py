@@ -32,13 +32,17 @@ class BlockSimilarity(Probe):
         ends = [place.index + 1 for place in sight.topology.places if place.ends_block]
         self.depths, self.sampled = (0, *ends), sight.sample(TOKENS)
         self.grams: dict[str, list[Tensor]] = {}
+        self.names: tuple[str, ...] | None = None
 
     def at_depth(self, depth: int, streams: Streams) -> None:
-        """Of the sampled tokens."""
+        """Of the sampled tokens: every stream, as long as they are those of the start, and the end."""
         if depth in self.depths:
-            for name, rows in self.sight.rows(streams).items():
-                self.keep(name, rows)
-            topology = self.sight.topology
+            topology, named = self.sight.topology, self.sight.rows(streams)
+            self.names = tuple(named) if self.names is None else self.names
+            if tuple(named) != self.names:
+                self.names, self.grams = (), {END: self.grams[END]}
+            for name in self.names:
+                self.keep(name, named[name])
             self.keep(END, self.sight.select(type(topology).close(topology, streams)))
 
     def keep(self, name: str, rows: Tensor) -> None:
@@ -47,14 +51,11 @@ class BlockSimilarity(Probe):
 
     @property
     def found(self) -> Similarity:
-        """All pairs, and the effective depth, of the streams that are there at every depth.
+        """All pairs, and the effective depth, of every stream.
 
         Where streams come into being on the way: of what the stack would end with.
         """
-        whole = {name: grams for name, grams in self.grams.items() if len(grams) == len(self.depths)}
-        end = {END: whole.pop(END)}
-        grows = len(whole) + 1 < len(self.grams)
-        matrices = {name: cka(grams) for name, grams in (end if grows else whole).items()}
+        matrices = {name: cka(self.grams[name]) for name in self.names or (END,)}
         return Similarity(
             tokens=len(self.sampled),
             depths=self.depths,

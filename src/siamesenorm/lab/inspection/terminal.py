@@ -148,8 +148,11 @@ def notes(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.writers is not None:
         yield "writers of the output", largest_writers(found)
     if found.attention_logits is not None:
-        largest = max((value or 0.0, -at) for at, value in enumerate(found.attention_logits))
-        yield "largest attention logit", f"{number(largest[0])} in {found.sublayers[-largest[1]].label}"
+        logits = [
+            (value, s) for s, value in zip(found.sublayers, found.attention_logits, strict=True) if value is not None
+        ]
+        value, where = max(logits, key=lambda entry: entry[0], default=(None, None))
+        yield "largest attention logit", "no number" if where is None else f"{number(value)} in {where.label}"
     if found.spikes is not None:
         per = "" if found.spikes.per_10k is None else f", {number(found.spikes.per_10k)} in 10,000 steps"
         yield "spikes of the run", f"{found.spikes.count} in {found.spikes.counted} steps{per}"

@@ -1,6 +1,6 @@
 """Language models: decoder-only Transformers on any topology, dense or with experts, and text from them."""
 
-from siamesenorm.models.lm.config import LMConfig, MoEConfig
+from siamesenorm.models.lm.config import LMConfig, MoEConfig, RopeScaling
 from siamesenorm.models.lm.counts import count_lm
 from siamesenorm.models.lm.generation import Sampling, generate, stream
 from siamesenorm.models.lm.model import LanguageModel, LMOutput
@@ -12,6 +12,7 @@ __all__ = [
     "LMOutput",
     "LanguageModel",
     "MoEConfig",
+    "RopeScaling",
     "Sampling",
     "count_lm",
     "generate",

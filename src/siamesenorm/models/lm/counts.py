@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_per_token, size_of_sublayers
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
@@ -38,7 +39,8 @@ def flops_of_token(model: LanguageModel, length: int) -> float:
     """Forward, of a token that sees half of a sequence, or its window; idle experts do not count."""
     c, seen = model.config, (length + 1) / 2
     if c.window is not None and c.window < length:
-        seen = c.window - c.window * (c.window - 1) / (2 * length)
+        windowed = sum(map(c.is_windowed, range(c.blocks))) / c.blocks
+        seen = windowed * (c.window - c.window * (c.window - 1) / (2 * length)) + (1 - windowed) * seen
     weights = size_of_sublayers(model) - idle_parameters(model) + c.vocab_size * c.dim
     return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.head_width, seen=seen)
 
@@ -48,5 +50,5 @@ def activations_of_token(config: LMConfig, links: float = 2.0) -> int:
     c = config
     heads = 2 * (c.heads + c.key_heads) * c.head_width
     hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim
-    ffn = (3 if c.activation == "swiglu" else 2) * hidden
+    ffn = (3 if c.activation in GATED else 2) * hidden
     return kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=heads, ffn=ffn)

@@ -59,6 +59,9 @@ class LMFirstWeights(FirstWeights):
             self.draw(embedding.weight, self.embedding_std)
             if self.output_norms and not self.output_gains:
                 embedding.weight.mul_(self.output_size)
+        if self.model.positions is not None:
+            with self.part(self.model.positions):
+                self.draw(self.model.positions.weight, self.embedding_std)
 
     def projection(self, weight: Tensor, place: Place, role: Any) -> None:
         """By fan in and depth (mitchell), by depth (megatron), or all alike."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from siamesenorm.layers.linear import Linear, linear
 from siamesenorm.layers.mask import document_positions, takes_blocks, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
-from siamesenorm.layers.rotary import Turn, rotary_turn
+from siamesenorm.layers.rotary import Rotary, Turn
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.init import LMFirstWeights
 from siamesenorm.models.stack import Stack
@@ -60,6 +60,7 @@ class LanguageModel(Stack[LMConfig]):
         """Embedding, blocks, and a head where it is not the embedding itself."""
         c = self.config
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
+        self.positions = nn.Embedding(c.max_length, c.dim) if c.learned_positions else None
         self.make_blocks(
             Residual(c.topology, c.dim, c.blocks, norm=c.norm_spec, dropout=c.dropout, fused=fused, needs="met")
         )
@@ -77,6 +78,9 @@ class LanguageModel(Stack[LMConfig]):
             norm=c.norm_spec.ungated,
             qk_norm=c.qk_norm,
             bias=c.bias,
+            qkv_bias=c.qkv_bias,
+            query_factor=c.query_factor,
+            windowed=c.is_windowed(place.block),
             layer=place.block,
         )
 
@@ -92,6 +96,7 @@ class LanguageModel(Stack[LMConfig]):
             c.moe.top_k,
             activation=c.activation,
             bias=c.bias,
+            normalize_top_k=c.moe.normalize_top_k,
             output_norm=c.norm_spec.ungated if needs.output_norm else None,
         )
 
@@ -121,10 +126,8 @@ class LanguageModel(Stack[LMConfig]):
         logits_to_keep: logits for so many last tokens, or the tokens at these indices; 0 for none at all.
         Default: all, or none where labels are given.
         """
-        x = self.embedding(input_ids)
-        if self.config.dropout:
-            x = F.dropout(x, self.config.dropout, self.training)
-        context = self.context(input_ids, positions, document_ids, attention_mask, cache)
+        context, places = self._context(input_ids, positions, document_ids, attention_mask, cache)
+        x = self.embed(input_ids, places)
         hidden, experts = self.through(x, context)
         if cache is not None:
             cache.advance(input_ids.shape[1])
@@ -144,6 +147,28 @@ class LanguageModel(Stack[LMConfig]):
         cache: KeyValueCache | None = None,
     ) -> AttentionContext:
         """What all attentions of one pass share: rotary angles, who sees whom, the cache."""
+        return self._context(input_ids, positions, document_ids, attention_mask, cache)[0]
+
+    def embed(self, input_ids: Tensor, positions: Tensor | slice) -> Tensor:
+        """What the stack begins with, of tokens at these positions."""
+        x = self.embedding(input_ids)
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
+        if self.positions is not None:
+            if isinstance(positions, slice):
+                positions = torch.arange(positions.start, positions.stop, device=input_ids.device)
+            x = x + self.positions(positions)
+        return F.dropout(x, self.config.dropout, self.training) if self.config.dropout else x
+
+    def _context(
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None,
+        document_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> tuple[AttentionContext, Tensor | slice]:
+        """`context`, and the positions of the tokens."""
         (rows, tokens), device, past = input_ids.shape, input_ids.device, cache.length if cache is not None else 0
         if past + tokens > self.config.max_length:
             raise ValueError(f"input_ids: {past + tokens} tokens are more than max_length = {self.config.max_length}")
@@ -155,39 +180,39 @@ class LanguageModel(Stack[LMConfig]):
             padding = cache.padding
             if document_ids is not None:
                 raise ValueError("document_ids: packed documents cannot be decoded; give one document a row")
-        turn = self._turn(slice(past, past + tokens), positions, document_ids, padding, cache, device)
-        visible = visibility(
-            tokens,
-            past + tokens,
-            window=self.config.window,
-            document_ids=document_ids,
-            padding=padding,
-            device=device,
-            blocks=takes_blocks(device, self.config.head_width),
-        )
-        return AttentionContext(turn, visible, cache)
-
-    def _turn(
-        self,
-        span: slice,
-        positions: Tensor | None,
-        document_ids: Tensor | None,
-        padding: Tensor | None,
-        cache: KeyValueCache | None,
-        device: torch.device,
-    ) -> Turn:
-        """Rotary angles of the tokens `span` of a row, at the positions given or at those they have."""
-        if positions is None and cache is not None and padding is None:
-            return cache.turn(span, self.config.rope_theta)
-        if positions is None:
-            positions = torch.arange(span.start, span.stop, device=device)
+        places: Tensor | slice | None = positions
+        if places is None and cache is not None and padding is None:
+            places = slice(past, past + tokens)
+        elif places is None:
+            places = torch.arange(past, past + tokens, device=device)
             if document_ids is not None:
-                positions = document_positions(document_ids)
+                places = document_positions(document_ids)
             elif padding is not None:
-                positions = (positions - padding[:, None]).clamp(min=0)
+                places = (places - padding[:, None]).clamp(min=0)
+
+        def seen(window: int | None, rotary: Rotary) -> AttentionContext:
+            visible = visibility(
+                tokens,
+                past + tokens,
+                window=window,
+                document_ids=document_ids,
+                padding=padding,
+                device=device,
+                blocks=takes_blocks(device, self.config.head_width),
+            )
+            return AttentionContext(self._turn(places, rotary, cache), visible, cache)
+
+        c = self.config
+        if c.full_every is None:
+            return seen(c.window, c.window_rotary), places
+        return replace(seen(None, c.rotary), windowed=seen(c.window, c.window_rotary)), places
+
+    def _turn(self, places: Tensor | slice, rotary: Rotary, cache: KeyValueCache | None) -> Turn:
+        """Rotary angles of tokens at these positions; a slice of them only with a cache."""
         if cache is not None:
-            return cache.turn(positions, self.config.rope_theta)
-        return rotary_turn(positions, self.config.head_width, self.config.rope_theta)
+            return cache.turn(places, rotary)
+        assert not isinstance(places, slice)
+        return rotary.turn(places, self.config.head_width)
 
     def logits(self, hidden: Tensor, keep: int | Tensor | None = None) -> Tensor:
         """The head on all tokens, on the last `keep` ones or on those at the indices `keep`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_per_token
 from siamesenorm.models.vit.config import ViTConfig
 from siamesenorm.models.vit.model import VisionTransformer
@@ -19,7 +20,7 @@ def count_vit(config: ViTConfig) -> Counts:
 
 def flops_of_image(config: ViTConfig) -> float:
     """Matrix products of a forward pass; every token sees every other."""
-    c, up = config, 2 if config.activation == "swiglu" else 1
+    c, up = config, 2 if config.activation in GATED else 1
     weights = c.blocks * (4 * c.dim**2 + (1 + up) * c.dim * c.ffn_dim)
     stack = c.tokens * flops_per_token(weights, blocks=c.blocks, width=c.dim, seen=c.tokens)
     patches = (c.tokens - c.prefix_tokens) * c.channels * c.patch_size**2
@@ -29,5 +30,5 @@ def flops_of_image(config: ViTConfig) -> float:
 
 def activations_of_image(config: ViTConfig, links: float) -> int:
     """Numbers kept in sublayers: q, k, v, attention's output, the FFN's inner."""
-    c, inner = config, (3 if config.activation == "swiglu" else 2) * config.ffn_dim
+    c, inner = config, (3 if config.activation in GATED else 2) * config.ffn_dim
     return c.tokens * kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=4 * c.dim, ffn=inner)

@@ -1,0 +1,49 @@
+"""``siamesenorm import``: a language model that others have trained, as a folder of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def import_model(
+    source: Annotated[
+        Path, typer.Argument(metavar="SRC", help="Hugging Face folder of another's model.", show_default=False)
+    ],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to be made.", show_default=False)],
+    dtype: Annotated[
+        str | None,
+        typer.Option(help=f"Of the weights: {', '.join(DTYPES)}; default: as SRC has them.", show_default=False),
+    ] = None,
+    remote_code: Annotated[
+        bool, typer.Option(help="Put the code beside it that transformers loads without this package.")
+    ] = True,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier import or export, and nothing else.")
+    ] = False,
+) -> None:
+    """Import a language model into the topology that it is, with its tokenizer and settings of generation.
+
+    Llama, Mistral, Qwen, OLMo, Gemma, GPT-2 and their kin; what cannot be carried is refused by name.
+    """
+    import torch
+
+    from siamesenorm.train.errors import ConfigError
+
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"--dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
+    try:
+        from siamesenorm.interop.huggingface import SiameseNormConfig  # noqa: F401  # says what is missing
+        from siamesenorm.interop.pretrained import convert
+    except ImportError as error:
+        raise ConfigError(
+            f"import: it needs the package {(error.name or 'transformers').partition('.')[0]!r}; "
+            f"install it with pip install 'siamesenorm[hf]'"
+        ) from None
+    weights = None if dtype is None else getattr(torch, dtype)
+    convert(source, target, dtype=weights, remote_code=remote_code, overwrite=overwrite)
+    typer.echo(str(target))

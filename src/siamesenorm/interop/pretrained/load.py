@@ -1,0 +1,78 @@
+"""From another's Hugging Face folder to a `LanguageModel` with the same logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from siamesenorm.data.reading import read_object
+from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.foreign_folder import read_by_others
+from siamesenorm.interop.pretrained.architectures import Architecture, architecture_of, read_config
+from siamesenorm.interop.pretrained.names import IGNORED, Targets, plus_one, targets_of
+from siamesenorm.interop.pretrained.shards import shard_files, tensors_of
+from siamesenorm.models.lm import LanguageModel, LMConfig
+
+
+def load(source: Path | str, *, dtype: torch.dtype | None = None) -> LanguageModel:
+    """The model of a Hugging Face folder of Llama, Mistral, Qwen, OLMo, Gemma, GPT-2 or one of their kin.
+
+    dtype: of its weights; default: as they lie in the folder (Gemma: float32, since its gains are stored less one).
+    What cannot be carried raises `InteropError` with its name. Weights are read one tensor at a time.
+    """
+    folder = Path(source)
+    config, kind, theirs = config_of(folder)
+    files = shard_files(folder)
+    return fill(config, targets_of(config, kind, theirs), tensors_of(files), dtype)
+
+
+def config_of(folder: Path) -> tuple[LMConfig, Architecture, Any]:
+    """Our configuration of the folder's model, its kind, and their configuration."""
+    theirs = their_config(folder)
+    kind = architecture_of(theirs.model_type)
+    return read_config(theirs, kind), kind, theirs
+
+
+def their_config(folder: Path) -> Any:
+    """The folder's config.json as transformers reads it, every default resolved; no code of the folder is run."""
+    from transformers import CONFIG_MAPPING
+
+    if not folder.is_dir():
+        raise InteropError(f"source: {str(folder)!r} is not a folder; it takes a Hugging Face model folder")
+    fields = read_object(folder / "config.json", "source", strict=False)
+    architecture_of(fields.get("model_type"))
+    with read_by_others("source", folder):
+        return CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+
+
+def fill(
+    config: LMConfig, targets: Targets, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None
+) -> LanguageModel:
+    """A model of these tensors, each put where it belongs; what is missing or unknown raises with its name."""
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    state: dict[str, Tensor] = {}
+    given: set[str] = set()
+    for name, tensor in tensors:
+        if name not in targets:
+            if name.endswith(IGNORED) or (config.tied and name in ("lm_head.weight", "embed_out.weight")):
+                continue
+            name = f"transformer.{name}" if f"transformer.{name}" in targets else name  # GPT-2's first files
+        if name not in targets:
+            raise InteropError(f"source: tensor {name} is none that such a model has")
+        if not state:
+            changed = any(target.change is plus_one for target in targets.values())
+            wanted = dtype or (torch.float32 if changed else tensor.dtype)
+            state = {ours: torch.zeros(place.shape, dtype=wanted) for ours, place in model.state_dict().items()}
+        targets[name].put(tensor, name, state)
+        given.add(targets[name].place)
+    missing = [name for name, target in targets.items() if target.place not in given]
+    if missing:
+        more = f" and lack {len(missing) - 1} more" if missing[1:] else ""
+        raise InteropError(f"source: the weights have no {missing[0]}{more}")
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_(True)

@@ -1,0 +1,186 @@
+"""Where every tensor of another's model goes in ours: queries, keys and values into one matrix, value and gate too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from siamesenorm.interop.errors import InteropError
+from siamesenorm.interop.pretrained.architectures import Architecture
+from siamesenorm.models.lm import LMConfig
+
+IGNORED = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias", "attn.bias", "attn.masked_bias")
+"""Ends of names of tensors that older files hold and no model needs."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place in one of our tensors."""
+
+    name: str
+    expert: int | None = None
+    rows: slice | None = None
+    change: Callable[[Tensor], Tensor] | None = None
+    """What is done to their tensor before."""
+
+    @property
+    def place(self) -> str:
+        """The same for all names under which a tensor may come."""
+        return f"{self.name} {self.expert} {self.rows}"
+
+    def put(self, theirs: Tensor, source: str, state: dict[str, Tensor]) -> None:
+        """Copy their tensor there."""
+        place = state[self.name]
+        place = place if self.expert is None else place[self.expert]
+        place = place if self.rows is None else place[self.rows]
+        if self.change is not None:
+            theirs = self.change(theirs)
+        if theirs.shape != place.shape:
+            raise InteropError(
+                f"source: {source} has shape {tuple(theirs.shape)}; its config.json asks for {tuple(place.shape)}"
+            )
+        place.copy_(theirs)
+
+
+Targets = dict[str, Target]
+
+
+def targets_of(config: LMConfig, kind: Architecture, theirs: Any) -> Targets:
+    """Their names of all tensors, and where each goes; theirs: their configuration."""
+    return dict(MAKERS[kind.names](config, kind, theirs))
+
+
+def llama(c: LMConfig, kind: Architecture, config: Any) -> Iterator[tuple[str, Target]]:
+    """Llama's names, which most others have too; biases of ours that they have not stay zero."""
+    gain = plus_one if kind.plus_one else None
+    has_bias = c.bias if c.qkv_bias is None else c.qkv_bias
+    yield "model.embed_tokens.weight", Target("embedding.weight")
+    if not c.tied:
+        yield "lm_head.weight", Target("head.weight")
+    norms = dict(NORMS[kind.topology])
+    if kind.qk_norm != "none":
+        norms |= {f"self_attn.{part}_norm": f"attention.{part}_norm" for part in "qk"}
+    if c.norm_affine:
+        yield "model.norm.weight", Target("residual.final_norm.weight", change=gain)
+    inner, inner_kv = c.heads * c.head_width, c.key_heads * c.head_width
+    parts = {
+        "q": slice(0, inner),
+        "k": slice(inner, inner + inner_kv),
+        "v": slice(inner + inner_kv, inner + 2 * inner_kv),
+    }
+    for block in range(c.blocks):
+        theirs, ours = f"model.layers.{block}.", f"blocks.{block}."
+        for leaf in ("weight", "bias") if has_bias else ("weight",):
+            for part, rows in parts.items():
+                yield f"{theirs}self_attn.{part}_proj.{leaf}", Target(f"{ours}attention.qkv.{leaf}", rows=rows)
+        for leaf in ("weight", "bias") if has_bias and not kind.qkv_bias else ("weight",):
+            yield f"{theirs}self_attn.o_proj.{leaf}", Target(f"{ours}attention.out.{leaf}")
+        if c.moe is not None:
+            yield from experts(c, theirs, ours)
+        else:
+            for leaf in ("weight", "bias") if getattr(config, "mlp_bias", False) else ("weight",):
+                up = Target(f"{ours}ffn.up.{leaf}")
+                yield f"{theirs}mlp.up_proj.{leaf}", replace(up, rows=slice(0, c.ffn_dim))
+                yield f"{theirs}mlp.gate_proj.{leaf}", replace(up, rows=slice(c.ffn_dim, None))
+                yield f"{theirs}mlp.down_proj.{leaf}", Target(f"{ours}ffn.down.{leaf}")
+        if c.norm_affine:
+            for name, place in norms.items():
+                yield f"{theirs}{name}.weight", Target(f"{ours}{place}.weight", change=gain)
+
+
+def experts(c: LMConfig, theirs: str, ours: str) -> Iterator[tuple[str, Target]]:
+    """A mixture's, one by one, under Mixtral's names and the others'."""
+    assert c.moe is not None
+    hidden = c.moe.expert_dim
+    for room, up, gate, down in (
+        ("block_sparse_moe", "w3", "w1", "w2"),
+        ("mlp", "up_proj", "gate_proj", "down_proj"),
+    ):
+        yield f"{theirs}{room}.gate.weight", Target(f"{ours}ffn.router.weight")
+        for expert in range(c.moe.experts):
+            inside, w_in = f"{theirs}{room}.experts.{expert}.", Target(f"{ours}ffn.w_in", expert)
+            yield f"{inside}{up}.weight", replace(w_in, rows=slice(0, hidden))
+            yield f"{inside}{gate}.weight", replace(w_in, rows=slice(hidden, None))
+            yield f"{inside}{down}.weight", Target(f"{ours}ffn.w_out", expert)
+
+
+NORMS = {
+    "pre": {"input_layernorm": "links.0.norm", "post_attention_layernorm": "links.1.norm"},
+    "reordered": {"post_attention_layernorm": "links.0.norm", "post_feedforward_layernorm": "links.1.norm"},
+    "sandwich": {
+        "input_layernorm": "links.0.norm",
+        "post_attention_layernorm": "links.0.output_norm",
+        "pre_feedforward_layernorm": "links.1.norm",
+        "post_feedforward_layernorm": "links.1.output_norm",
+    },
+}
+"""Norms of a block under Llama's names, by topology."""
+
+
+def gpt2(c: LMConfig, kind: Architecture, config: Any) -> Iterator[tuple[str, Target]]:
+    """GPT-2's names; its matrices lie the other way round."""
+    yield "transformer.wte.weight", Target("embedding.weight")
+    yield "transformer.wpe.weight", Target("positions.weight")
+    if not c.tied:
+        yield "lm_head.weight", Target("head.weight")
+    modules = {"attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out"}
+    modules |= {"mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}
+    norms = {"ln_1": "links.0.norm", "ln_2": "links.1.norm"}
+    for leaf, change in (("weight", torch.t), ("bias", None)):
+        yield f"transformer.ln_f.{leaf}", Target(f"residual.final_norm.{leaf}")
+        for block in range(c.blocks):
+            theirs, ours = f"transformer.h.{block}.", f"blocks.{block}."
+            for name, place in modules.items():
+                yield f"{theirs}{name}.{leaf}", Target(f"{ours}{place}.{leaf}", change=change)
+            for name, place in norms.items():
+                yield f"{theirs}{name}.{leaf}", Target(f"{ours}{place}.{leaf}")
+
+
+def neox(c: LMConfig, kind: Architecture, config: Any) -> Iterator[tuple[str, Target]]:
+    """GPT-NeoX's names; queries, keys and values lie head by head."""
+    yield "gpt_neox.embed_in.weight", Target("embedding.weight")
+    if not c.tied:
+        yield "embed_out.weight", Target("head.weight")
+    modules = {"attention.dense": "attention.out", "mlp.dense_h_to_4h": "ffn.up", "mlp.dense_4h_to_h": "ffn.down"}
+    modules |= {"input_layernorm": "links.0.norm", "post_attention_layernorm": "links.1.norm"}
+    for leaf in ("weight", "bias"):
+        yield f"gpt_neox.final_layer_norm.{leaf}", Target(f"residual.final_norm.{leaf}")
+        for block in range(c.blocks):
+            theirs, ours = f"gpt_neox.layers.{block}.", f"blocks.{block}."
+            fused = Target(f"{ours}attention.qkv.{leaf}", change=lambda tensor: by_part(tensor, c))
+            yield f"{theirs}attention.query_key_value.{leaf}", fused
+            for name, place in modules.items():
+                yield f"{theirs}{name}.{leaf}", Target(f"{ours}{place}.{leaf}")
+
+
+MAKERS: dict[str, Callable[[LMConfig, Architecture, Any], Iterator[tuple[str, Target]]]] = {
+    "llama": llama,
+    "gpt2": gpt2,
+    "neox": neox,
+}
+
+
+def plus_one(gain: Tensor) -> Tensor:
+    """A gain that is stored less one."""
+    return gain.float() + 1
+
+
+def by_part(fused: Tensor, c: LMConfig) -> Tensor:
+    """Rows head by head (q, k, v of one head after the other) to all of q, all of k, all of v."""
+    if fused.shape[0] != 3 * c.heads * c.head_width:
+        return fused  # its shape is refused
+    q, k, v = fused.unflatten(0, (c.heads, 3, c.head_width)).unbind(1)
+    order = turning_order(c)
+    return torch.cat([q[:, order], k[:, order], v]).flatten(0, 1)
+
+
+def turning_order(c: LMConfig) -> Tensor:
+    """Features of a head as ours turn: those that do not turn are shared out behind those of each half that do."""
+    turned = c.head_width if c.rotary_dim is None else c.rotary_dim
+    first, second = torch.arange(turned).chunk(2)
+    rest = torch.arange(turned, c.head_width).chunk(2) if turned < c.head_width else (first[:0], first[:0])
+    return torch.cat([first, rest[0], second, rest[1]])

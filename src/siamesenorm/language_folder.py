@@ -1,0 +1,80 @@
+"""A language model from any Hugging Face folder, ours or another's, with its tokenizer where it has one."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from siamesenorm.data.tokenizer import Tokenizer
+    from siamesenorm.models.lm import LanguageModel, LMConfig
+
+OURS = "siamesenorm"
+"""What config.json of a folder that this package wrote says of its model_type."""
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder has a config.json, as models of transformers have."""
+    return (folder / "config.json").is_file()
+
+
+def open_model_folder(folder: Path, field: str) -> tuple[LanguageModel, Tokenizer | None]:
+    """The folder's model in float32, and its tokenizer; `field` is what an error begins with."""
+    from siamesenorm.data.reading import read_object
+    from siamesenorm.data.tokenizer import FILE, load_tokenizer
+
+    package, foreign, loading = _rooms(folder, field)
+    if read_object(folder / "config.json", field, strict=False).get("model_type") == OURS:
+        with foreign.read_by_others(field, folder):
+            options = {"local_files_only": True, "output_loading_info": True}
+            loaded = foreign.whole(package.SiameseNormForCausalLM.from_pretrained(str(folder), **options))
+        model: LanguageModel = package.to_language_model(loaded).float()
+    else:
+        import torch
+
+        model = loading.load(folder, dtype=torch.float32)
+    if not (folder / FILE).is_file():
+        return model, None
+    return model, load_tokenizer(folder / FILE, end_token(folder))
+
+
+def model_config_of(folder: Path, field: str) -> LMConfig:
+    """The configuration of the folder's model; no weight is read."""
+    from siamesenorm.data.reading import read_object
+
+    package, foreign, loading = _rooms(folder, field)
+    if read_object(folder / "config.json", field, strict=False).get("model_type") == OURS:
+        with foreign.read_by_others(field, folder):
+            ours: LMConfig = package.SiameseNormConfig.from_pretrained(str(folder)).to_lm_config()
+        return ours
+    theirs: LMConfig = loading.config_of(folder)[0]
+    return theirs
+
+
+def _rooms(folder: Path, field: str) -> tuple[Any, Any, Any]:
+    """The rooms that know such folders, or one sentence about what is missing."""
+    from siamesenorm.data.errors import DataError
+
+    try:
+        names = ("huggingface", "foreign_folder", "pretrained.load")
+        first, second, third = (importlib.import_module(f"siamesenorm.interop.{name}") for name in names)
+    except ImportError as error:
+        raise DataError(
+            f"{field}: {str(folder)!r} is a Hugging Face folder and needs the package "
+            f"{(error.name or 'transformers').partition('.')[0]!r}; install it with pip install 'siamesenorm[hf]'"
+        ) from None
+    return first, second, third
+
+
+def end_token(folder: Path) -> str | None:
+    """The token that ends a document, as tokenizer_config.json names it: as text, or as an object with its text."""
+    from siamesenorm.data.errors import DataError
+    from siamesenorm.data.reading import read_json
+
+    try:
+        token = read_json(folder / "tokenizer_config.json", "source", strict=False)["eos_token"]
+    except (DataError, LookupError, TypeError):
+        return None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None

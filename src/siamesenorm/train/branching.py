@@ -1,0 +1,120 @@
+"""Several decays from one trunk: a run that begins with the checkpoint of another and lets the learning rate fall.
+
+branch("runs/trunk", at=8000, decay=2000, out="runs/8000+2000")     # then: siamesenorm train runs/8000+2000
+
+The new run is the one that ``schedule.kind=wsd`` with these numbers would have been from the first step on, bit by
+bit: up to the decay both have the same learning rate. So many token budgets come from one long run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from siamesenorm.data.atomic import sync_folder, whole_file, write_json
+from siamesenorm.data.removal import scratch_folder
+from siamesenorm.data.replacement import rename_free
+from siamesenorm.train.checkpoint_folder import RUN, CheckpointFolder
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import CHECKPOINTS, CONFIG, METRICS, RunFolder, read_lines
+from siamesenorm.train.manifest import MANIFEST, CheckpointError, Manifest, check
+from siamesenorm.train.recipes import parse_config
+from siamesenorm.train.schedule import decay_steps
+from siamesenorm.train.yaml import write_yaml
+
+
+def branch(run: Path | str, at: int, decay: int | None = None, out: Path | str | None = None) -> Path:
+    """A new run folder that goes on from a checkpoint of another run and decays for `decay` steps.
+
+    at: a step that the run has a checkpoint of, with its learning rate at the peak. decay: by default so many that
+    they are the share of all steps which the run's ``schedule.decay`` says. out: by default beside the run.
+    Whatever is wrong raises before anything is written.
+    """
+    trunk = RunFolder(run)
+    config = trunk.config()
+    folder, manifest = _checkpoint(trunk, at)
+    _check_peak(config, at)
+    steps = _default_decay(config, at) if decay is None else decay
+    if steps < 1:
+        raise ConfigError(f"--decay: {steps} is not allowed; it takes steps, 1 or more")
+    branched = decaying(config, at, steps)
+    place = Path(out) if out is not None else trunk.path.resolve().parent / f"{trunk.path.resolve().name}-{at}+{steps}"
+    if os.path.lexists(place):
+        raise ConfigError(f"--out: {str(place)!r} is there already; it takes a new folder")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(place.parent, place.name) as made:
+            _copy_checkpoint(folder, manifest, made / CHECKPOINTS)
+            with whole_file(made / METRICS) as file:
+                lines = read_lines(trunk.path / METRICS)
+                file.write("".join(line for line, record in lines if record["step"] <= at).encode())
+            with whole_file(made / CONFIG) as file:
+                file.write(write_yaml(branched.as_dict()).encode())
+            message = f"branched from {trunk} at step {at}, to decay for {steps} steps"
+            RunFolder(made).event("branched", at, message)
+            RunFolder(made).write_status("interrupted", step=at, steps=branched.steps, message=message)
+            sync_folder(made)
+            rename_free(made, place)
+    except OSError as error:
+        raise ConfigError(f"--out: {str(place)!r} cannot be written: {error.strerror or error}") from None
+    return place
+
+
+def decaying(config: RunConfig, at: int, decay: int) -> RunConfig:
+    """The run that is the same up to a step and decays from there on."""
+    values = config.as_dict()
+    values["train"] |= {"steps": at + decay, "tokens": None, "epochs": None}
+    values["schedule"] |= {"kind": "wsd", "decay": decay / (at + decay)}
+    return parse_config(values)
+
+
+def _default_decay(config: RunConfig, at: int) -> int:
+    share = config.schedule.decay
+    if share >= 1:
+        raise ConfigError(f"--decay: is not given, and schedule.decay = {share:g} leaves no step before it")
+    return max(1, round(at * share / (1 - share)))
+
+
+def _checkpoint(trunk: RunFolder, at: int) -> tuple[Path, Manifest]:
+    """The newest sound checkpoint of a step."""
+    found, _ = CheckpointFolder(trunk.path / CHECKPOINTS, keep=1).candidates()
+    damage = ""
+    for folder, manifest in found:
+        if manifest.step == at:
+            problem = check(folder, manifest.files)
+            if problem is None:
+                return folder, manifest
+            damage = f" ({problem})"
+    steps = sorted({manifest.step for _, manifest in found if manifest.step != at})
+    there = f"it takes one of {', '.join(map(str, steps))}" if steps else "it has no others"
+    raise ConfigError(
+        f"--at: {at} is not allowed; {str(trunk)!r} has no sound checkpoint of that step{damage}; {there}"
+    )
+
+
+def _check_peak(config: RunConfig, at: int) -> None:
+    """Raise where the run's learning rate has not stayed at its peak since the warm-up."""
+    schedule, last = config.schedule, config.steps
+    if schedule.kind == "cosine":
+        raise ConfigError("run: schedule.kind = 'cosine' has no steady part to branch from; it takes wsd or constant")
+    if schedule.kind == "wsd":
+        last -= decay_steps(schedule, config.steps)
+    if not schedule.warmup <= at <= last:
+        raise ConfigError(
+            f"--at: {at} is not allowed; the run's learning rate is not at its peak there; "
+            f"it takes {schedule.warmup} to {last}"
+        )
+
+
+def _copy_checkpoint(folder: Path, manifest: Manifest, target: Path) -> None:
+    """A checkpoint as the only one of a new folder, compared with its checksums behind the copy."""
+    copy = target / folder.name
+    copy.mkdir(parents=True)
+    for name in (*manifest.files, MANIFEST):
+        shutil.copyfile(folder / name, copy / name)
+    problem = check(copy, manifest.files)
+    if problem is not None:
+        raise CheckpointError(f"run: {problem}; it was removed or changed while it was copied")
+    write_json(target / RUN, {"run": manifest.run})

@@ -1,0 +1,45 @@
+"""The model's configuration where weights to begin with lie, for runs that take it from there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from siamesenorm.data.tensors import read_header
+from siamesenorm.language_folder import is_model_folder, model_config_of
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.yaml import read_yaml
+
+FIELD = "train.init_from"
+
+
+def source_model(source: Any, task: str) -> dict[str, Any]:
+    """The fields of the model of a run, a Hugging Face folder or an exported file; no weight is read."""
+    if not isinstance(source, str) or not source:
+        raise ConfigError(f"train.init_model: true is not allowed; it takes false unless {FIELD} is given")
+    place = Path(source)
+    if (place / "config.yaml").is_file():
+        said = read_yaml((place / "config.yaml").read_text(encoding="utf-8"), source)
+        fields, theirs = said.get("model"), said.get("task")
+    elif place.is_dir() and is_model_folder(place):
+        fields, theirs = model_config_of(place, FIELD).model_dump(mode="json"), "language"
+    elif place.is_file():
+        fields, theirs = _header(place)
+    else:
+        raise ConfigError(
+            f"{FIELD}: {source!r} is not there; it takes a run, a Hugging Face folder or a safetensors file"
+        )
+    if theirs != task:
+        raise ConfigError(f"{FIELD}: {source!r} is a model of {theirs}; the run is one of {task}")
+    if not isinstance(fields, dict):
+        raise ConfigError(f"train.init_model: true is not allowed; {source!r} does not say what its model is")
+    return fields
+
+
+def _header(file: Path) -> tuple[Any, Any]:
+    header = read_header(file, FIELD)
+    try:
+        return json.loads(header.get("config", "null")), header.get("task")
+    except ValueError:
+        raise ConfigError(f"{FIELD}: {str(file)!r} has a header that is not sound JSON") from None

@@ -1,0 +1,160 @@
+"""Weights that a run begins with, in place of first weights of its own: of a run, a folder or a file.
+
+``train.init_from`` names them. They are read once, before the first step: a run that goes on has weights of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from siamesenorm.data.tensors import read_tensors
+from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.language_folder import is_model_folder, open_model_folder
+from siamesenorm.models.stack import current_name
+from siamesenorm.tasks import Task
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.layout import place, row_orders
+from siamesenorm.train.trained import open_language_model, open_trained
+from siamesenorm.train.training_state import model_tensors
+
+FIELD = "train.init_from"
+FREE = {"dropout", "drop_path", "z_weight", "init", "init_std", "first_logits", "class_dropout", "balance_weight"}
+"""Fields of a model that weights do not depend on."""
+VOCABULARY = ("embedding.weight", "head.weight")
+
+
+@dataclass(frozen=True)
+class Starting:
+    """Weights by name, in the usual order of their rows, that fit the run's model."""
+
+    weights: Mapping[str, Tensor]
+
+    @torch.no_grad()
+    def put_into(self, model: nn.Module) -> None:
+        """Give a model, however it is spread over processes, these weights."""
+        orders = dict(row_orders(model))
+        for name, tensor in model_tensors(model).items():
+            place(self.weights[name].to(tensor.device, tensor.dtype), tensor, orders.get(name))
+
+
+def starting_weights(config: RunConfig, task: Task) -> Starting | None:
+    """The weights that `train.init_from` names, checked against the run's model; None where it names none."""
+    if config.train.init_from is None:
+        return None
+    source = Path(config.train.init_from)
+    found, weights, tokenizer = _read(source, config.task)
+    resize = config.train.init_vocab == "resize"
+    ours = config.model.model_dump(mode="json")
+    if found is not None:
+        _compare(ours, found, resize)
+    if not resize:
+        _check_tokenizer(task, tokenizer)
+    with torch.device("meta"):
+        expected = task.model_of(config).state_dict()
+    weights = {current_name(name): tensor for name, tensor in weights.items()}
+    if resize:
+        weights |= {
+            name: resized(weights[name], expected[name].shape[0])
+            for name in VOCABULARY
+            if name in weights and name in expected
+        }
+    for name, tensor in expected.items():
+        if name not in weights:
+            raise ConfigError(f"{FIELD}: {str(source)!r} has no {name}, which the model has")
+        if weights[name].shape != tensor.shape:
+            raise ConfigError(
+                f"{FIELD}: {name} has shape {tuple(weights[name].shape)} in {str(source)!r}; "
+                f"the model takes {tuple(tensor.shape)}"
+            )
+    if more := sorted(weights.keys() - expected.keys()):
+        raise ConfigError(f"{FIELD}: {str(source)!r} has {more[0]}, which the model has not")
+    return Starting(weights)
+
+
+Found = tuple[dict[str, Any] | None, Mapping[str, Tensor], Tokenizer | None]
+
+
+def _read(source: Path, task: str) -> Found:
+    """Configuration, weights and tokenizer of a run, a Hugging Face folder or a file, as far as they are there."""
+    if (source / "config.yaml").is_file():
+        if task == "language":
+            language = open_language_model(source)
+            return _dumped(language.config.model), language.model.state_dict(), language.tokenizer
+        trained = open_trained(source, task)
+        return _dumped(trained.config.model), trained.model.state_dict(), None
+    if source.is_dir() and is_model_folder(source):
+        if task != "language":
+            raise ConfigError(f"{FIELD}: {str(source)!r} is a language model; the run is one of {task}")
+        model, tokenizer = open_model_folder(source, FIELD)
+        return _dumped(model.config), model.state_dict(), tokenizer
+    if not source.is_file():
+        raise ConfigError(
+            f"{FIELD}: {str(source)!r} is not there; it takes a run, a Hugging Face folder or a safetensors file"
+        )
+    weights, header = read_tensors(source, FIELD)
+    if header.get("task", task) != task:
+        raise ConfigError(f"{FIELD}: {str(source)!r} is a model of {header['task']!r}; the run is one of {task}")
+    try:
+        said = json.loads(header["config"]) if "config" in header else None
+    except ValueError:
+        raise ConfigError(f"{FIELD}: {str(source)!r} has a header that is not sound JSON") from None
+    return said if isinstance(said, dict) else None, weights, None
+
+
+def _dumped(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(mode="json")
+
+
+def _compare(ours: Mapping[str, Any], theirs: Mapping[str, Any], resize: bool, inside: str = "model") -> None:
+    """Raise at the first field that decides what weights mean and that differs."""
+    for name, value in ours.items():
+        if name in FREE or name not in theirs or (name == "vocab_size" and resize):
+            continue
+        if name == "max_length" and not ours.get("learned_positions"):
+            continue  # positions are computed
+        other = theirs[name]
+        if name == "kv_heads":
+            value, other = value or ours["heads"], other or theirs["heads"]
+        if name == "head_dim":
+            value, other = (v or side["dim"] // side["heads"] for v, side in ((value, ours), (other, theirs)))
+        if isinstance(value, dict) and isinstance(other, dict):
+            _compare(value, other, resize, f"{inside}.{name}")
+        elif value != other:
+            more = "; train.init_vocab=resize changes it" if name == "vocab_size" else ""
+            raise ConfigError(f"{inside}.{name}: {value!r} does not fit {FIELD}, whose weights take {other!r}{more}")
+
+
+def _check_tokenizer(task: Task, tokenizer: Tokenizer | None) -> None:
+    """Raise where tokens of the data mean something else than those of the weights."""
+    ours: Tokenizer | None = getattr(task, "tokenizer", None)
+    if ours is None or tokenizer is None or ours.fingerprint == tokenizer.fingerprint:
+        return
+    if _model_of(ours) != _model_of(tokenizer):  # files of others differ in what changes no token
+        raise ConfigError(
+            f"data.tokenizer: it is another one than that of {FIELD} "
+            f"({ours.vocab_size} tokens and {tokenizer.vocab_size}); prepare the data with that one, "
+            f"or train.init_vocab=resize takes the weights nevertheless"
+        )
+
+
+def _model_of(tokenizer: Tokenizer) -> Any:
+    """Vocabulary and merges of a tokenizer."""
+    said = json.loads(tokenizer.to_json())["model"]
+    return said.get("vocab"), [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in said.get("merges", ())]
+
+
+def resized(matrix: Tensor, rows: int) -> Tensor:
+    """A matrix of the vocabulary with fewer rows, or with more: new ones are the mean of all."""
+    if rows <= len(matrix):
+        return matrix[:rows].clone()
+    mean = matrix.float().mean(0, keepdim=True).to(matrix.dtype)
+    return torch.cat([matrix, mean.expand(rows - len(matrix), -1)])
