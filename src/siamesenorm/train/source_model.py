@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from siamesenorm.data.reading import parse_json, read_text
 from siamesenorm.data.tensors import read_header
 from siamesenorm.language_folder import is_model_folder, model_config_of
 from siamesenorm.train.errors import ConfigError
@@ -20,7 +20,7 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
         raise ConfigError(f"train.init_model: true is not allowed; it takes false unless {FIELD} is given")
     place = Path(source)
     if (place / "config.yaml").is_file():
-        said = read_yaml((place / "config.yaml").read_text(encoding="utf-8"), source)
+        said = read_yaml(read_text(place / "config.yaml", FIELD), source)
         fields, theirs = said.get("model"), said.get("task")
     elif place.is_dir() and is_model_folder(place):
         fields, theirs = model_config_of(place, FIELD).model_dump(mode="json"), "language"
@@ -40,6 +40,6 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
 def _header(file: Path) -> tuple[Any, Any]:
     header = read_header(file, FIELD)
     try:
-        return json.loads(header.get("config", "null")), header.get("task")
+        return parse_json(header.get("config", "null")), header.get("task")
     except ValueError:
         raise ConfigError(f"{FIELD}: {str(file)!r} has a header that is not sound JSON") from None
