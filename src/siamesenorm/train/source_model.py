@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.data.reading import parse_json, read_text
+from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_header
 from siamesenorm.language_folder import is_model_folder, model_config_of
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.yaml import read_yaml
 
 FIELD = "train.init_from"
 
@@ -20,8 +19,10 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
         raise ConfigError(f"train.init_model: true is not allowed; it takes false unless {FIELD} is given")
     place = Path(source)
     if (place / "config.yaml").is_file():
-        said = read_yaml(read_text(place / "config.yaml", FIELD), source)
-        fields, theirs = said.get("model"), said.get("task")
+        from siamesenorm.train.folder import RunFolder  # which reads its configuration by way of recipes
+
+        config = RunFolder(place).config()
+        fields, theirs = config.model.model_dump(mode="json"), config.task
     elif place.is_dir() and is_model_folder(place):
         fields, theirs = model_config_of(place, FIELD).model_dump(mode="json"), "language"
     elif place.is_file():
