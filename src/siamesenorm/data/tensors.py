@@ -25,6 +25,16 @@ def tensor_shapes(path: Path | str, field: str) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
 
 
+def each_tensor(path: Path | str, field: str) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of a file, one after the other."""
+    with _opened(path, field) as file:
+        names = list(file.keys())
+    for name in names:
+        with _opened(path, field) as file:
+            tensor = file.get_tensor(name)
+        yield name, tensor
+
+
 def read_header(path: Path | str, field: str) -> dict[str, str]:
     """The texts of a file's header."""
     with _opened(path, field) as file:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_header
 from siamesenorm.language_folder import is_model_folder, model_config_of
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.yaml import read_yaml
 
 FIELD = "train.init_from"
 
@@ -20,8 +19,10 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
         raise ConfigError(f"train.init_model: true is not allowed; it takes false unless {FIELD} is given")
     place = Path(source)
     if (place / "config.yaml").is_file():
-        said = read_yaml((place / "config.yaml").read_text(encoding="utf-8"), source)
-        fields, theirs = said.get("model"), said.get("task")
+        from siamesenorm.train.folder import RunFolder  # which reads its configuration by way of recipes
+
+        config = RunFolder(place).config()
+        fields, theirs = config.model.model_dump(mode="json"), config.task
     elif place.is_dir() and is_model_folder(place):
         fields, theirs = model_config_of(place, FIELD).model_dump(mode="json"), "language"
     elif place.is_file():
@@ -40,6 +41,6 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
 def _header(file: Path) -> tuple[Any, Any]:
     header = read_header(file, FIELD)
     try:
-        return json.loads(header.get("config", "null")), header.get("task")
+        return parse_json(header.get("config", "null")), header.get("task")
     except ValueError:
         raise ConfigError(f"{FIELD}: {str(file)!r} has a header that is not sound JSON") from None

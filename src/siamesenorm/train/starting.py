@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.language_folder import is_model_folder, open_model_folder
@@ -104,7 +104,7 @@ def _read(source: Path, task: str) -> Found:
     if header.get("task", task) != task:
         raise ConfigError(f"{FIELD}: {str(source)!r} is a model of {header['task']!r}; the run is one of {task}")
     try:
-        said = json.loads(header["config"]) if "config" in header else None
+        said = parse_json(header["config"]) if "config" in header else None
     except ValueError:
         raise ConfigError(f"{FIELD}: {str(source)!r} has a header that is not sound JSON") from None
     return said if isinstance(said, dict) else None, weights, None
@@ -148,7 +148,7 @@ def _check_tokenizer(task: Task, tokenizer: Tokenizer | None) -> None:
 
 def _model_of(tokenizer: Tokenizer) -> Any:
     """Vocabulary and merges of a tokenizer."""
-    said = json.loads(tokenizer.to_json())["model"]
+    said = parse_json(tokenizer.to_json())["model"]
     return said.get("vocab"), [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in said.get("merges", ())]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from siamesenorm.data.reading import read_object, reason_of
+from siamesenorm.data.reading import read_object
+from siamesenorm.data.tensors import each_tensor
 from siamesenorm.interop.errors import InteropError
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
@@ -37,14 +38,5 @@ def shard_files(folder: Path) -> list[Path]:
 
 def tensors_of(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors of all files."""
-    from safetensors import safe_open
-
     for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    yield name, file.get_tensor(name)
-        except (InteropError, GeneratorExit):
-            raise
-        except Exception as error:  # a forged header fails here and there, in kinds of its own
-            raise InteropError(f"source: {str(path)!r} cannot be read: {reason_of(error)}") from None
+        yield from each_tensor(path, "source")
