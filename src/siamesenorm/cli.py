@@ -104,6 +104,7 @@ def _register() -> None:
         export,
         fid,
         generate,
+        graft,
         import_model,
         inspect,
         models,
@@ -127,6 +128,7 @@ def _register() -> None:
     app.command()(evaluate.evaluate)
     app.command()(export.export)
     app.command("import")(import_model.import_model)
+    app.command()(graft.graft)
     app.command()(fid.fid)
     app.add_typer(data.app)
 

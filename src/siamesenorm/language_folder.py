@@ -21,22 +21,29 @@ def is_model_folder(folder: Path) -> bool:
 
 def open_model_folder(folder: Path, field: str) -> tuple[LanguageModel, Tokenizer | None]:
     """The folder's model in float32, and its tokenizer; `field` is what an error begins with."""
-    from siamesenorm.data.reading import read_object
     from siamesenorm.data.tokenizer import FILE, load_tokenizer
+
+    model = model_of(folder, field)
+    if not (folder / FILE).is_file():
+        return model, None
+    return model, load_tokenizer(folder / FILE, end_token(folder))
+
+
+def model_of(folder: Path, field: str) -> LanguageModel:
+    """The folder's model in float32."""
+    from siamesenorm.data.reading import read_object
 
     package, foreign, loading = _rooms(folder, field)
     if read_object(folder / "config.json", field, strict=False).get("model_type") == OURS:
         with foreign.read_by_others(field, folder):
             options = {"local_files_only": True, "output_loading_info": True}
             loaded = foreign.whole(package.SiameseNormForCausalLM.from_pretrained(str(folder), **options))
-        model: LanguageModel = package.to_language_model(loaded).float()
-    else:
-        import torch
+        ours: LanguageModel = package.to_language_model(loaded).float()
+        return ours
+    import torch
 
-        model = loading.load(folder, dtype=torch.float32)
-    if not (folder / FILE).is_file():
-        return model, None
-    return model, load_tokenizer(folder / FILE, end_token(folder))
+    theirs: LanguageModel = loading.load(folder, dtype=torch.float32)
+    return theirs
 
 
 def model_config_of(folder: Path, field: str) -> LMConfig:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -34,6 +34,7 @@ def export(
     max_shard_size: int | str = "5GB",
     overwrite: bool = False,
     generation: GenerationConfig | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> Path:
     """Write config.json, generation_config.json, safetensors, the tokenizer's files and the model's source.
 
@@ -43,6 +44,7 @@ def export(
     remote_code: whether the source is added, so that ``trust_remote_code=True`` loads the folder anywhere.
     dtype: of the weights on disk; default: as they are.
     generation: settings of generation; default: what the special tokens say.
+    beside: other files by name, with their text.
     The folder appears when it is complete and not before.
     """
     target = Path(directory)
@@ -58,6 +60,8 @@ def export(
         if remote_code:
             for name, source in bundled_files().items():
                 (folder / name).write_text(source, encoding="utf-8")
+        for name, content in (beside or {}).items():
+            (folder / name).write_text(content, encoding="utf-8")
     return target
 
 

@@ -1,0 +1,72 @@
+"""``siamesenorm graft``: another topology, the same function, with a certificate in words and as a file."""
+
+import json
+
+import pytest
+import torch
+
+from siamesenorm.cli import main
+from siamesenorm.interop.huggingface import SiameseNormForCausalLM, export
+from siamesenorm.models.lm import LanguageModel, LMConfig
+
+SHAPE = {"vocab_size": 256, "dim": 32, "blocks": 3, "heads": 4, "ffn_dim": 48, "max_length": 64}
+IDS = torch.randint(256, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+def source(folder, **fields):
+    model = LanguageModel(LMConfig(**{**SHAPE, "topology": "pre", "qk_norm": "head", **fields}), seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+    export(model, folder, tokenizer="byte", remote_code=False)
+    return model.eval()
+
+
+@pytest.mark.parametrize("topology", ["siamese", "attnres", "gr", "ihc", "hyper", "dense", "x0"])
+def test_the_function_stays_and_the_certificate_says_so(topology, tmp_path, capsys):
+    model = source(tmp_path / "pre")
+    command = ["graft", str(tmp_path / "pre"), str(tmp_path / "out"), "--to", topology, "--tokens", "128"]
+    assert main([*command, "--no-remote-code"]) == 0
+    assert "fp32: KL" in capsys.readouterr().out
+    certificate = json.loads((tmp_path / "out" / "graft.json").read_text())
+    assert certificate["fp32"]["largest_kl"] < 1e-6
+    assert certificate["fp32"]["top1_agreement"] == 1
+    assert certificate["fp32"]["tokens"] == 128
+    assert certificate["bf16"]["mean_kl"] < 0.05
+    grafted = SiameseNormForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert grafted.config.topology == topology
+    with torch.no_grad():
+        expected = model(IDS).logits
+        assert (grafted(IDS).logits - expected).abs().max() < 1e-3 * expected.abs().max()
+    assert main([*command, "--no-remote-code"]) == 2  # not over another
+    assert main([*command, "--no-remote-code", "--overwrite"]) == 0  # its own, certificate and all
+
+
+def test_what_cannot_be_had_is_one_sentence(tmp_path, capsys):
+    source(tmp_path / "pre")
+    source(tmp_path / "post", topology="post")
+    cases = {
+        ("pre", "sandwich"): "sandwich: no setting is known",
+        ("pre", "hybrid"): "norms inside sublayers",
+        ("pre", "siamese:form=plain"): "only form=post_pre",
+        ("pre", "nothing"): "unknown name",
+        ("post", "siamese"): "it takes a model of pre",
+        ("absent", "siamese"): "absent",
+    }
+    for (folder, topology), words in cases.items():
+        assert main(["graft", str(tmp_path / folder), str(tmp_path / "out"), "--to", topology]) == 2, topology
+        said = capsys.readouterr().err
+        assert words in said
+        assert len([line for line in said.splitlines() if line.startswith("siamesenorm:")]) == 1
+        assert not (tmp_path / "out").exists()
+
+
+def test_above_the_bound_nothing_is_written_unless_told(tmp_path, capsys):
+    source(tmp_path / "pre")
+    command = ["graft", str(tmp_path / "pre"), str(tmp_path / "out"), "--to", "mhc", "--tokens", "64", "--bound", "0"]
+    assert main(command) == 2
+    assert "is above 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*command, "--force", "--no-remote-code"]) == 0
+    assert (tmp_path / "out" / "graft.json").is_file()
