@@ -38,6 +38,7 @@ READERS = {
     "read_text": {
         "data/images/cifar.py": "through the boundary",
         "commands/evaluate.py": "through the boundary",
+        "commands/graft.py": "through the boundary",
         "lab/inspection/source.py": "the start of a text, through a limit of its own",
         "train/recipes.py": "through the boundary, and the package's own recipes",
         "data/tokenizer.py": "through the boundary",

@@ -75,7 +75,7 @@ def test_recipes_that_are_none(text, capsys, tmp_path):
 def test_recipes_with_one_wrong_value(data, capsys, tmp_path):
     """Any field of a whole recipe, replaced by something of another kind."""
     values = resolve("lm-tiny").as_dict()
-    field = data.draw(st.sampled_from([f for f in FIELDS if "moe." not in f.path and "." in f.path]))
+    field = data.draw(st.sampled_from([f for f in FIELDS if f.path.count(".") == 1]))
     section, name = field.path.split(".")
     wrong: list = [{"a": 1}, [[1]], {"": None}]
     if not {int, float} & {*alternatives(field.info.annotation)}:
