@@ -62,11 +62,17 @@ def assert_one_graph_a_shape(result, topology, expected):
         assert mine == pytest.approx(theirs, rel=1e-4), topology
 
 
+def train_all_alone(world, topologies, checkpointing):
+    return {topology: train(topology, checkpointing=checkpointing) for topology in topologies}
+
+
 @pytest.mark.parametrize("checkpointing", ["none", "full", "sublayer"])
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_one_process(topology, checkpointing):
-    expected = train(topology, compiled=False)[0]
-    assert_one_graph_a_shape(train(topology, checkpointing=checkpointing), topology, expected)
+def test_one_process(checkpointing):
+    """In a process of its own: what compilers leave behind in one changes the rounding of low precision there."""
+    (results,) = run_world(1, train_all_alone, list(TOPOLOGIES), checkpointing)
+    for topology in TOPOLOGIES:
+        expected = train(topology, compiled=False)[0]
+        assert_one_graph_a_shape(results[topology], topology, expected)
 
 
 def train_all(world, topologies):
