@@ -68,7 +68,10 @@ def train_all_alone(world, topologies, checkpointing):
 
 @pytest.mark.parametrize("checkpointing", ["none", "full", "sublayer"])
 def test_one_process(checkpointing):
-    """In a process of its own: what compilers leave behind in one changes the rounding of low precision there."""
+    """In a process of its own: the backend that counts graphs leaves autocast open where checkpointing stops early.
+
+    Casts of weights are then kept for ever, and low precision computes with old weights. Inductor leaves nothing.
+    """
     (results,) = run_world(1, train_all_alone, list(TOPOLOGIES), checkpointing)
     for topology in TOPOLOGIES:
         expected = train(topology, compiled=False)[0]
