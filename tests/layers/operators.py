@@ -55,6 +55,8 @@ def examples(rows=3, make=draw):
         yield "siamese_step", (*(make(rows, 2, width) for _ in range(3)), 0.5, *parameters, kinds, [1e-5] * 3)
         saved = make(rows, 2, width), make(rows, 2, width), torch.rand(6, rows, 2)
         yield "siamese_step_backward", (*(make(rows, 2, width) for _ in range(3)), *saved, 0.5, *parameters, kinds)
+        yield "siamese_step", (*(make(rows, 2, width) for _ in range(2)), None, 0.5, *parameters, kinds, [1e-5] * 3)
+        yield "siamese_step_backward", (None, None, make(rows, 2, width), *saved, 0.5, *parameters, kinds)
     yield "swiglu", (make(rows, 2, 8),)
     yield "swiglu_backward", (make(rows, 2, 4), make(rows, 2, 8))
     for positions in (torch.arange(2), torch.arange(2 * rows).view(rows, 2)):

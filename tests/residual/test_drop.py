@@ -67,7 +67,7 @@ def test_both_streams_lose_the_update_of_the_same_samples(text, fused):
     def after_two(topology, second):
         """The streams as the third sublayer finds them: the second's write and its read are one fused step."""
         streams, _ = topology.links[1].read(topology.links[0].write(topology.links[0].read(topology.open(x))[0], 0 * x))
-        return topology.steps[1](streams, second(x))[0]
+        return topology.steps[2](streams, second(x))[0]
 
     nothing, dropped = after_two(kept, torch.zeros_like), after_two(topology, sublayers[1])
     same_x, same_y = ((a - b).abs().amax((-1, -2)) < 1e-12 for a, b in zip(nothing, dropped, strict=True))

@@ -41,7 +41,7 @@ def taken(monkeypatch):
 
 
 def test_the_step_is_taken(taken):
-    """In eager mode between any two sublayers of the paper's forms; elsewhere the plain form runs."""
+    """In eager mode before any sublayer of the paper's forms; elsewhere the plain form runs."""
 
     def steps(text, **how):
         taken.clear()
@@ -49,8 +49,8 @@ def test_the_step_is_taken(taken):
         topology(x, sublayers)
         return len(taken)
 
-    assert [steps(text) for text in FORMS] == [2 * L - 1] * len(FORMS)
-    assert [steps(text, norm="layer") for text in FORMS] == [2 * L - 1] * len(FORMS)
+    assert [steps(text) for text in FORMS] == [2 * L] * len(FORMS)
+    assert [steps(text, norm="layer") for text in FORMS] == [2 * L] * len(FORMS)
     assert [steps(text, fused=False) for text in FORMS] == [0] * len(FORMS)
     assert steps("siamese:x=deepnorm") == steps("siamese:y=scaled") == steps("pre") == 0
     assert steps("siamese:x=hybrid_star", blocks=3) == 3  # none within block 0 or out of it
@@ -63,7 +63,7 @@ def test_the_step_is_taken(taken):
 def test_values_and_gradients_are_the_plain_forms(text, norm, taken):
     topology, sublayers, x = stack(text, norm)
     got = topology(x, sublayers)
-    assert len(taken) == 2 * L - 1
+    assert len(taken) == 2 * L
     plain, _, x_plain = stack(text, norm, fused=False, sublayers=sublayers)
     expected = plain(x_plain, sublayers)
     assert_close(got, expected, **CLOSE)
@@ -133,7 +133,7 @@ def test_without_gradients(text, context, taken):
     taken.clear()
     with context():
         out = topology(x, sublayers)
-    assert len(taken) == 2 * L - 1
+    assert len(taken) == 2 * L
     assert not out.requires_grad
     assert_close(out, expected, **CLOSE)
 
@@ -170,7 +170,7 @@ def test_streams_that_broadcast_against_each_other(text):
     for fused in (True, False):
         topology = stack(text, fused=fused, sublayers=[])[0]
         state, h = topology.links[0].read(streams)
-        results.append(topology.steps[0](state, torch.tanh(h)))
+        results.append(topology.steps[1](state, torch.tanh(h)))
     assert_close(*results)
 
 
@@ -202,7 +202,7 @@ def test_a_copy_has_a_step_of_its_own(text, taken):
             parameter.zero_()
     taken.clear()
     assert_close(other(x, sublayers), expected)
-    assert len(taken) == 2 * L - 1
+    assert len(taken) == 2 * L
 
 
 @every_form

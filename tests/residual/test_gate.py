@@ -61,6 +61,6 @@ def test_a_gate_that_widens_the_update(gate):
     """The streams become what the plain form makes of them."""
     topology = make("siamese", dtype=torch.float32)
     streams = topology.links[0].read(topology.open(torch.randn(4, 3, D)))[0]
-    step, output = topology.steps[0], torch.randn(4, 3, D)
+    step, output = topology.steps[1], torch.randn(4, 3, D)
     assert type(step) is not Step
     assert_close(step(streams, output, gate), Step(step.last, step.following)(streams, output, gate))

@@ -52,9 +52,15 @@ def test_norms(shape, norm, strided):
 
 @built
 @settings(max_examples=80)
-@given(shape=SHAPES, norm=st.sampled_from(sorted(NORMS)), present=st.sampled_from(PRESENT), strided=st.booleans())
-def test_siamese_step(shape, norm, present, strided):
-    """The operator itself, all three outputs and all gradients, over presence of N_X, g and N_in."""
+@given(
+    shape=SHAPES,
+    norm=st.sampled_from(sorted(NORMS)),
+    present=st.sampled_from(PRESENT),
+    strided=st.booleans(),
+    writes=st.booleans(),
+)
+def test_siamese_step(shape, norm, present, strided, writes):
+    """The operator itself, all three outputs and all gradients, over presence of N_X, g, N_in and O."""
     torch.manual_seed(0)
     (*batch,), dim = shape
     kind = RMS if NORMS[norm].kind == "rms" else LAYER
@@ -68,7 +74,8 @@ def test_siamese_step(shape, norm, present, strided):
 
     def run(step, x, y, o, *given):
         parameters = [given[there.index(k)] if k in there else None for k in range(7)]
-        return step(x, y, o, 0.6, tuple(parameters), kinds, [1e-3] * 3)
+        next_x, y1, h = step(x, y, o if writes else None, 0.6, tuple(parameters), kinds, [1e-3] * 3)
+        return next_x, y1, h, 0 * o  # O has a gradient in any case
 
     got = with_gradients(lambda *given: run(siamese_step.siamese_step, *given), tensors)
     assert_close(got, with_gradients(lambda *given: run(siamese_step.plain, *given), tensors), **CLOSE)

@@ -81,8 +81,8 @@ def count_fused(world):
 @pytest.mark.skipif(native.library() is None, reason="installed without the compiled kernels")
 @pytest.mark.parametrize("mode", ["fsdp", "tp"])
 def test_streams_stay_plain_so_that_fused_steps_run(mode):
-    """One step within each of the two blocks."""
-    assert run_world(2, count_fused, mode=mode) == [2, 2]
+    """One at the start of each of the two blocks and one within."""
+    assert run_world(2, count_fused, mode=mode) == [4, 4]
 
 
 def shares(world):

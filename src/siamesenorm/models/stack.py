@@ -46,7 +46,7 @@ class Block(nn.Module):
     def __init__(self, attention: nn.Module, ffn: nn.Module, links: Iterable[nn.Module], topology: Topology) -> None:
         super().__init__()
         self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
-        self.between = topology.step(*self.links)
+        self.before, self.between = topology.step(None, self.links[0]), topology.step(*self.links)  # type: ignore[arg-type]
         self._compiled: Callable[..., Any] | None = None
         self._hooks_then: list[int] = []
 
@@ -85,11 +85,10 @@ class Block(nn.Module):
 
     def pure(self, streams: Streams, context: Context) -> tuple[Streams, tuple[Any, ...]]:
         """The function itself, as it is compiled."""
-        first, last = self.links
-        streams, h = first(streams)
+        streams, h = self.before(streams)
         streams, h = self.between(streams, *output_of(self.attend(h, context)))
         result = self.feed(h, context)
-        streams = last.add(streams, *output_of(result))  # type: ignore[operator]
+        streams = self.links[-1].add(streams, *output_of(result))  # type: ignore[operator]
         return streams, result[1:] if type(result) is tuple else ()
 
     def compile(self, *args: Any, **kwargs: Any) -> None:

@@ -132,14 +132,19 @@ class Link(nn.Module):
 
 
 class Step:
-    """`write` of one sublayer and `read` of the next; a topology with a fused form subclasses it."""
+    """`write` of one sublayer and `read` of the next, or a `read` alone; a topology with a fused form subclasses it."""
 
-    def __init__(self, last: Link, following: Link) -> None:
+    def __init__(self, last: Link | None, following: Link) -> None:
         self.last, self.following = last, following
 
-    def __call__(self, streams: Streams, output: Tensor, gate: Tensor | None = None) -> tuple[Streams, Tensor]:
-        """The streams and what the next sublayer sees."""
-        return self.following(self.last.add(streams, output, gate))
+    def __call__(
+        self, streams: Streams, output: Tensor | None = None, gate: Tensor | None = None
+    ) -> tuple[Streams, Tensor]:
+        """The streams and what the next sublayer sees; `output` is what the last one gave, where there is a last."""
+        if self.last is not None:
+            assert output is not None
+            streams = self.last.add(streams, output, gate)
+        return self.following(streams)
 
 
 class Topology(NeedsOnOffer, nn.Module):
@@ -187,7 +192,7 @@ class Topology(NeedsOnOffer, nn.Module):
         self.links = nn.ModuleList() if part else nn.ModuleList(self.link(place) for place in self.places)
         self._set_drop(dropout, drop_path)
         self._set_ramps()
-        self.steps = [self.step(last, following) for last, following in pairwise(self.links)]  # type: ignore[arg-type]
+        self.steps = [self.step(last, following) for last, following in pairwise([None, *self.links])]
 
     # What a topology defines -------------------------------------------------------------------------
 
@@ -261,8 +266,8 @@ class Topology(NeedsOnOffer, nn.Module):
         """A fresh norm of the stack's width for a role."""
         return getattr(self.norms, role)(self.dim)
 
-    def step(self, last: Link, following: Link) -> Step:
-        """What runs between two links: decided once, when a stack is built."""
+    def step(self, last: Link | None, following: Link) -> Step:
+        """What runs between two links, or before the first of a block: decided once, when a stack is built."""
         return Step(last, following)
 
     def forward(self, x: Tensor, sublayers: Iterable[Callable[..., Any]], *args: Any, **kwargs: Any) -> Tensor:
@@ -270,18 +275,18 @@ class Topology(NeedsOnOffer, nn.Module):
         self.check_needs()
         self.check_step()
         self.check_input(x)
-        streams, h = self.links[0](self.open(x))
+        streams, h = self.steps[0](self.open(x))
         run = 0
         for sublayer in sublayers:
             if run == len(self.links):
                 raise TopologyError(f"{self.name}: the stack has {run} sublayers, one more was run")
             output, gate = output_of(sublayer(h, *args, **kwargs))
             check_output(self.name, run, output, h.shape)
+            run += 1
             if run < len(self.steps):
                 streams, h = self.steps[run](streams, output, gate)
             else:
-                streams = self.links[run].add(streams, output, gate)  # type: ignore[operator]
-            run += 1
+                streams = self.links[-1].add(streams, output, gate)  # type: ignore[operator]
         if run != len(self.links):
             raise TopologyError(f"{self.name}: the stack has {len(self.links)} sublayers, {run} were run")
         return self.close(streams)

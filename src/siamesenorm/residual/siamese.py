@@ -209,8 +209,8 @@ class Siamese(Topology):
 
     @property
     def kept(self) -> float:
-        """X, Y and the reading; and where it is normed and a block begins, the sum that it is made of."""
-        return 3.5 if self.input_norm else 3.0
+        """X, Y and the reading."""
+        return 3.0
 
     def output_norms(self, last: Link) -> list[nn.Module]:
         """N_out, or the parts' own where the sum is not normalised."""
@@ -225,9 +225,9 @@ class Siamese(Topology):
         found = self.x.named_streams(streams[0])
         return {"x": found[x]} | {"y" if name == "x" == "".join(y) else f"y.{name}": s for name, s in y.items()}
 
-    def step(self, last: Link, following: Link) -> Step:
+    def step(self, last: Link | None, following: Link) -> Step:
         """Fused where the parts are the paper's: post or hybrid with pre, and our own norms."""
-        assert isinstance(last, PairLink)
+        assert isinstance(last, PairLink | None)
         assert isinstance(following, PairLink)
         return (FusedStep if self.fused and FusedStep.fits(last, following) else Step)(last, following)
 
@@ -238,37 +238,40 @@ class FusedStep(Step):
     ``X1 = X + c O; Y' = Y + O; X' = N_X(X1); h = N_in(g * X' + N_Y(Y'))``.
     """
 
-    last: PairLink
+    last: PairLink | None
     following: PairLink
 
-    def __init__(self, last: PairLink, following: PairLink) -> None:
+    def __init__(self, last: PairLink | None, following: PairLink) -> None:
         super().__init__(last, following)
         self.norms = self._norms(last, following)
         kinds = {type(None): ABSENT, RMSNorm: RMS, LayerNorm: LAYER}
         self.kinds = [kinds[type(norm)] for norm in self.norms]
-        self.writing, self.reading = (last, last.x, last.y), (following, following.x, following.y)
+        self.writing = () if last is None else (last, last.x, last.y)
+        self.reading = following, following.x, following.y
 
     @staticmethod
-    def fits(last: PairLink, following: PairLink) -> bool:
+    def fits(last: PairLink | None, following: PairLink) -> bool:
         """Whether the parts are such that the operator says the same as `write` and `read`."""
-        if not {type(last.x), type(following.x)} <= {PostStartLink, PostEndLink, RawLink}:
+        links = (following,) if last is None else (last, following)
+        if not {type(link.x) for link in links} <= {PostStartLink, PostEndLink, RawLink}:
             return False
-        if type(last.x) is PostEndLink and type(following.x) is PostStartLink:
+        if type(links[0].x) is PostEndLink and type(following.x) is PostStartLink:
             return False
-        if type(last.y) is not PreLink or type(following.y) is not PreLink:
+        if any(type(link.y) is not PreLink for link in links):
             return False
         return all(type(norm) in (RMSNorm, LayerNorm, type(None)) for norm in FusedStep._norms(last, following))
 
     @staticmethod
-    def _norms(last: PairLink, following: PairLink) -> tuple[Any, Any, Any]:
+    def _norms(last: PairLink | None, following: PairLink) -> tuple[Any, Any, Any]:
         """N_X, N_Y and N_in; None for one that is not there."""
-        norm_x = next(
-            (link.norm for link, kind in ((last.x, PostEndLink), (following.x, PostStartLink)) if type(link) is kind),
-            None,
-        )
+        norm_x = None
+        if type(following.x) is PostStartLink:
+            norm_x = following.x.norm
+        elif last is not None and type(last.x) is PostEndLink:
+            norm_x = last.x.norm
         return norm_x, following.y.norm, following.input_norm
 
-    def __call__(self, streams: Pair, output: Tensor, gate: Tensor | None = None) -> tuple[Pair, Tensor]:
+    def __call__(self, streams: Pair, output: Tensor | None = None, gate: Tensor | None = None) -> tuple[Pair, Tensor]:
         """The operator, or the plain form."""
         x, y = streams
         parameters: list[Any] = [
@@ -280,9 +283,12 @@ class FusedStep(Step):
         ordinary = runs_eager(x, y, output, gate, *parameters)
         if not ordinary or not takes(x, y, output, parameters, gate) or self.seen():
             return super().__call__(streams, output, gate)
-        output = self.last.dropped(output, self.last.draw(output, gate))
+        scale = 0.0
+        if self.last is not None:
+            assert output is not None
+            output, scale = self.last.dropped(output, self.last.draw(output, gate)), float(self.last.scale)
         eps = [0.0 if norm is None else norm.eps for norm in self.norms]
-        x, y, h = siamese_step(x, y, output, float(self.last.scale), tuple(parameters), self.kinds, eps)
+        x, y, h = siamese_step(x, y, output, scale, tuple(parameters), self.kinds, eps)
         return (x, y), h
 
     def seen(self) -> bool:

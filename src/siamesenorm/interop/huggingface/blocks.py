@@ -74,7 +74,7 @@ class SiameseNormBlock(GradientCheckpointingLayer):
         super().__init__()
         attention.config = config
         self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
-        self.between = topology.step(*self.links)
+        self.before, self.between = topology.step(None, self.links[0]), topology.step(*self.links)  # type: ignore[arg-type]
 
     def forward(
         self,
@@ -90,13 +90,12 @@ class SiameseNormBlock(GradientCheckpointingLayer):
         Streams are tensors in the order of pytree, `layout` their structure; where it is another behind the block
         (streams grow with depth), that comes last.
         """
-        first, last = self.links
         with offloaded(self.links):
-            carried, h = first(pytree.tree_unflatten(streams, layout))
+            carried, h = self.before(pytree.tree_unflatten(streams, layout))
             carried, h = self.between(carried, self.attention(h, turn, mask, past_key_values, options)[0])
             result = self.ffn(h)
             output, *reported = result if isinstance(result, tuple) else (result,)
-            carried = last.add(carried, output)  # type: ignore[operator]
+            carried = self.links[-1].add(carried, output)  # type: ignore[operator]
         leaves, behind = pytree.tree_flatten(carried)
         losses = [loss for stats in reported for loss in (stats.balance_loss, stats.z_loss)]
         return *leaves, *losses, *(() if behind == layout else (behind,))

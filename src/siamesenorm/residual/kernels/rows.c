@@ -38,9 +38,9 @@ typedef struct {
     Norm norm_x, norm_y, norm_in;
     const float *gain;
     float *grad_gain;
-    const float *x, *y, *output;                /* forward: X, Y, O */
-    float *x1, *y1, *next_x, *h;                /* forward; x1 and y1 are read backward */
-    const float *grad_x, *grad_y, *grad_h;      /* backward: gradients of X', Y', h */
+    const float *x, *y, *output;                /* forward: X, Y, O; null output: X1 = X and Y' = Y */
+    float *x1, *y1, *next_x, *h;                /* forward; x1 and y1 are read backward; next_x null without N_X */
+    const float *grad_x, *grad_y, *grad_h;      /* backward: gradients of X' (or null), Y' (null: no O), h */
     float *out_x, *out_y, *out_output;          /* backward: gradients of X, Y, O */
 } StepCall;
 
@@ -147,18 +147,25 @@ FAST static void step_forward_rows(const StepCall *c, int64_t from, int64_t to, 
     const Norm *nx = &c->norm_x, *ny = &c->norm_y, *ni = &c->norm_in;
     const Blank blank = make_blank(room, dim);
     const float *gain = c->gain ? c->gain : blank.ones;
+    float *unread = room + 2 * dim; /* X' where it is X1 */
     Affine ax = affine(nx, blank), ay = affine(ny, blank), ai = affine(ni, blank);
     for (int64_t i = from; i < to; i++) {
-        const float *x = c->x + i * dim, *y = c->y + i * dim, *o = c->output + i * dim;
-        float *x1 = c->x1 + i * dim, *y1 = c->y1 + i * dim, *h = c->h + i * dim;
-        float *next = nx->present ? c->next_x + i * dim : x1;
+        const float *x1 = c->x + i * dim, *y1 = c->y + i * dim;
+        float *h = c->h + i * dim, *next = nx->present ? c->next_x + i * dim : unread;
         float sum_x = 0.0f, sum_y = 0.0f, sum_s = 0.0f, square_x = 0.0f, square_y = 0.0f, square_s = 0.0f;
+        if (c->output) {
+            const float *x = x1, *y = y1, *o = c->output + i * dim;
+            float *sum_xo = c->x1 + i * dim, *sum_yo = c->y1 + i * dim;
+#pragma omp simd
+            for (int64_t j = 0; j < dim; j++) {
+                sum_xo[j] = x[j] + scale * o[j];
+                sum_yo[j] = y[j] + o[j];
+            }
+            x1 = sum_xo, y1 = sum_yo;
+        }
+        if (nx->centred || ny->centred) {
 #pragma omp simd reduction(+ : sum_x, sum_y)
-        for (int64_t j = 0; j < dim; j++) {
-            x1[j] = x[j] + scale * o[j];
-            y1[j] = y[j] + o[j];
-            sum_x += x1[j];
-            sum_y += y1[j];
+            for (int64_t j = 0; j < dim; j++) sum_x += x1[j], sum_y += y1[j];
         }
         ax.mean = nx->present ? mean_from(nx, sum_x, dim) : 0.0f;
         ay.mean = mean_from(ny, sum_y, dim);
@@ -198,8 +205,8 @@ FAST static void step_backward_rows(const StepCall *c, int64_t from, int64_t to,
     float *s = sums + 9 * dim, *grad_s = s + dim, *grad_x = grad_s + dim;
     for (int64_t i = from; i < to; i++) {
         const float *x1 = c->x1 + i * dim, *y1 = c->y1 + i * dim;
-        const float *gx = c->grad_x + i * dim, *gy = c->grad_y + i * dim, *gh = c->grad_h + i * dim;
-        float *ox = c->out_x + i * dim, *oy = c->out_y + i * dim, *oo = c->out_output + i * dim;
+        const float *gx = c->grad_x ? c->grad_x + i * dim : blank.zeros, *gh = c->grad_h + i * dim;
+        float *ox = c->out_x + i * dim, *oy = c->out_y + i * dim;
         const Affine ax = affine_of_row(nx, blank, i), ay = affine_of_row(ny, blank, i);
         const Affine ai = affine_of_row(ni, blank, i);
         float dot = 0.0f, total = 0.0f, dot_x = 0.0f, total_x = 0.0f, dot_y = 0.0f, total_y = 0.0f;
@@ -242,9 +249,17 @@ FAST static void step_backward_rows(const StepCall *c, int64_t from, int64_t to,
         const Taken ty = taken(ny, &ay, dot_y, total_y, dim), tx = taken(nx, &ax, dot_x, total_x, dim);
 #pragma omp simd
         for (int64_t j = 0; j < dim; j++) {
-            oy[j] = ay.rstd * (grad_s[j] - ty.shift - (y1[j] - ay.mean) * ty.slope) + gy[j];
+            oy[j] = ay.rstd * (grad_s[j] - ty.shift - (y1[j] - ay.mean) * ty.slope);
             ox[j] = ax.rstd * (grad_x[j] - tx.shift - (x1[j] - ax.mean) * tx.slope);
-            oo[j] = oy[j] + scale * ox[j];
+        }
+        if (c->grad_y) {
+            const float *gy = c->grad_y + i * dim;
+            float *oo = c->out_output + i * dim;
+#pragma omp simd
+            for (int64_t j = 0; j < dim; j++) {
+                oy[j] += gy[j];
+                oo[j] = oy[j] + scale * ox[j];
+            }
         }
     }
 }
@@ -290,7 +305,7 @@ int siamesenorm_norm_backward(const NormCall *c) {
 
 int siamesenorm_step_forward(const StepCall *c) {
     const int parts = threads_for(c->rows, c->dim, c->threads);
-    const int64_t stride = 2 * c->dim + 16;
+    const int64_t stride = 3 * c->dim + 16;
     float *room = malloc((size_t)parts * (size_t)stride * sizeof(float));
     if (!room) return 1;
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)

@@ -3,8 +3,9 @@
     X1 = X + c O          Y' = Y + O
     X' = N_X(X1)          s  = g * X' + N_Y(Y')          h = N_in(s)
 
-N_X, g and N_in may each be absent. Backward keeps X1, Y' and a few numbers a row; X', N_Y(Y') and s are made again
-there, because they cost a pass over memory each and nothing else needs them.
+N_X, g and N_in may each be absent, and O where streams are only read: then X1 = X and Y' = Y. Backward keeps X1, Y'
+and a few numbers a row; X', N_Y(Y') and s are made again there, because they cost a pass over memory each and
+nothing else needs them.
 """
 
 from __future__ import annotations
@@ -47,15 +48,16 @@ class StepCallArgs(Structure):
 def plain(
     x: Tensor,
     y: Tensor,
-    output: Tensor,
+    output: Tensor | None,
     scale: float,
     parameters: Sequence[Tensor | None],
     kinds: Sequence[int],
     eps: Sequence[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The module's equations in PyTorch's operators."""
-    y = y + output
-    next_x, h = _read(x + scale * output, y, parameters, kinds, eps)
+    if output is not None:
+        x, y = x + scale * output, y + output
+    next_x, h = _read(x, y, parameters, kinds, eps)
     return next_x, y, h
 
 
@@ -76,15 +78,15 @@ def _normed(x: Tensor, kind: int, weight: Tensor | None, bias: Tensor | None, ep
 
 
 def takes(
-    x: Tensor, y: Tensor, output: Tensor, parameters: Sequence[Tensor | None], gate: Tensor | None = None
+    x: Tensor, y: Tensor, output: Tensor | None, parameters: Sequence[Tensor | None], gate: Tensor | None = None
 ) -> bool:
     """Whether the operator can run: on streams of one shape and dtype, which O, its gate and g leave as it is.
 
     Under autocast on a GPU, O comes in a lower precision than the streams.
     """
-    if not x.shape == y.shape == output.shape or x.dtype is not y.dtype:
+    if x.shape != y.shape or x.dtype is not y.dtype or (output is not None and output.shape != x.shape):
         return False
-    if gate is not None and torch.broadcast_shapes(gate.shape, output.shape) != output.shape:
+    if gate is not None and output is not None and torch.broadcast_shapes(gate.shape, output.shape) != output.shape:
         return False
     for t in (output, gate, parameters[-1]):
         if t is not None and torch.promote_types(x.dtype, t.dtype) is not x.dtype:
@@ -93,18 +95,35 @@ def takes(
 
 
 def siamese_step(
-    x: Tensor, y: Tensor, output: Tensor, scale: float, parameters: Parameters, kinds: list[int], eps: list[float]
+    x: Tensor,
+    y: Tensor,
+    output: Tensor | None,
+    scale: float,
+    parameters: Parameters,
+    kinds: list[int],
+    eps: list[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(X', Y', h) by the operator; the caller has seen to it that it may run."""
-    return operators.siamese_step(x, y, output, scale, *parameters, kinds, eps)[:3]
+    next_x, y1, h, *_ = operators.siamese_step(x, y, output, scale, *parameters, kinds, eps)
+    if output is None:  # the operator returns nothing that it was given
+        return next_x if kinds[0] else x, y, h
+    return next_x, y1, h
 
 
-def _forward(x: Tensor, y: Tensor, output: Tensor, scale: float, *rest: Any) -> tuple[Tensor, ...]:
+def made(like: Tensor, writes: bool, kinds: Sequence[int]) -> list[Tensor]:
+    """Room for X', Y', h and X1; what would be one of the others or an input is empty."""
+    there = writes or kinds[0] != ABSENT, writes, True, writes and kinds[0] != ABSENT
+    return [
+        torch.empty_like(like, memory_format=torch.contiguous_format) if is_there else like.new_empty(0)
+        for is_there in there
+    ]
+
+
+def _forward(x: Tensor, y: Tensor, output: Tensor | None, scale: float, *rest: Any) -> tuple[Tensor, ...]:
     *parameters, kinds, eps = rest
     # Copies have names here: C reads them after `_arguments` has returned.
-    x, y, output, parameters = x.contiguous(), y.contiguous(), output.contiguous(), [*map(native.whole, parameters)]
-    next_x, y1, h = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
-    x1 = torch.empty_like(x) if kinds[0] else x.new_empty(0)
+    x, y, output, parameters = x.contiguous(), y.contiguous(), native.whole(output), [*map(native.whole, parameters)]
+    next_x, y1, h, x1 = made(x, output is not None, kinds)
     stats = x.new_zeros(6, *x.shape[:-1])  # not all are written: an absent norm has none, RMSNorm no mean
     arguments = _arguments(
         x,
@@ -116,22 +135,23 @@ def _forward(x: Tensor, y: Tensor, output: Tensor, scale: float, *rest: Any) -> 
         x=x,
         y=y,
         output=output,
-        x1=x1 if kinds[0] else next_x,
-        y1=y1,
-        next_x=next_x,
+        x1=None if output is None else x1 if kinds[0] else next_x,
+        y1=None if output is None else y1,
+        next_x=next_x if kinds[0] else None,
         h=h,
     )
     native.call("step_forward", arguments)
     return next_x, y1, h, x1, stats
 
 
-def _backward(grad_x: Tensor, grad_y: Tensor, grad_h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Gradients of X, Y, O and the parameters; what is absent comes back empty."""
+def _backward(grad_x: Tensor | None, grad_y: Tensor | None, grad_h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Gradients of X, Y, O and the parameters; what is absent comes back empty, O's where Y' was no output."""
     x1, y1, stats, scale, *parameters, kinds = rest
-    x1, y1, stats, grad_x, grad_y, grad_h = (t.contiguous() for t in (x1, y1, stats, grad_x, grad_y, grad_h))
-    parameters = [*map(native.whole, parameters)]
+    x1, y1, stats, grad_h = (t.contiguous() for t in (x1, y1, stats, grad_h))
+    grad_x, grad_y, parameters = native.whole(grad_x), native.whole(grad_y), [*map(native.whole, parameters)]
     grads = [x1.new_empty((0,) if p is None else p.shape) for p in parameters]
-    out_x, out_y, out_output = torch.empty_like(x1), torch.empty_like(x1), torch.empty_like(x1)
+    out_x, out_y = torch.empty_like(x1), torch.empty_like(x1)
+    out_output = x1.new_empty(0) if grad_y is None else torch.empty_like(x1)
     arguments = _arguments(
         x1,
         stats,
@@ -147,7 +167,7 @@ def _backward(grad_x: Tensor, grad_y: Tensor, grad_h: Tensor, *rest: Any) -> tup
         grad_h=grad_h,
         out_x=out_x,
         out_y=out_y,
-        out_output=out_output,
+        out_output=None if grad_y is None else out_output,
     )
     native.call("step_backward", arguments)
     return out_x, out_y, out_output, *grads
@@ -161,7 +181,7 @@ def _arguments(
     kinds: Sequence[int],
     eps: Sequence[float],
     grads: Sequence[Tensor | None] = (None,) * 7,
-    **tensors: Tensor,
+    **tensors: Tensor | None,
 ) -> StepCallArgs:
     rows, width = like.shape[:-1], like.shape[-1:]
     if len(kinds) != 3 or len(eps) != 3 or not {*kinds} <= {ABSENT, RMS, LAYER} or kinds[1] == ABSENT:
@@ -186,11 +206,14 @@ def _arguments(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, _, _, ctx.scale, *parameters, ctx.kinds, ctx.eps = inputs
+    x, y, written, ctx.scale, *parameters, ctx.kinds, ctx.eps = inputs
     next_x, y1, _, x1, stats = output
+    ctx.writes = written is not None
     ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x1 if ctx.kinds[0] else next_x, y1, stats, *parameters)
+    if ctx.writes:
+        x, y = x1 if ctx.kinds[0] else next_x, y1
+    ctx.save_for_backward(x, y, stats, *parameters)
 
 
 def _differentiate(
@@ -198,57 +221,55 @@ def _differentiate(
 ) -> tuple[Any, ...]:
     """X1 is an output too: where backward is differentiated again, what it did with X1 comes back as `grad_x1`."""
     x1, y1, stats, *parameters = ctx.saved_tensors
-    grad_x, grad_y, grad_h = (torch.zeros_like(y1) if g is None else g for g in (grad_x, grad_y, grad_h))
-    grad_x1 = grad_x1 if ctx.kinds[0] else None
+    of_x, of_y = ctx.writes or ctx.kinds[0], ctx.writes  # whether X' and Y' are outputs, and not empty
+    grad_x = grad_x if of_x else None
+    grad_y = None if not of_y else torch.zeros_like(y1) if grad_y is None else grad_y
+    grad_h = torch.zeros_like(y1) if grad_h is None else grad_h
+    grad_x1 = grad_x1 if ctx.writes and ctx.kinds[0] else None
     if wants_plain_backward():
         to_x1, to_y1, *to_parameters = plain_gradients(
-            lambda x1, y1, *p: _read(x1, y1, p, ctx.kinds, ctx.eps), (x1, y1, *parameters), (grad_x, grad_h)
+            lambda x1, y1, *p: _read(x1, y1, p, ctx.kinds, ctx.eps),
+            (x1, y1, *parameters),
+            (torch.zeros_like(y1) if grad_x is None else grad_x, grad_h),
         )
         to_x = _sum(to_x1, grad_x1)
         to_y = _sum(to_y1, grad_y)
-        return to_x, to_y, _sum(to_y, None if to_x is None else ctx.scale * to_x), None, *to_parameters, None, None
+        to_output = _sum(to_y, None if to_x is None else ctx.scale * to_x) if ctx.writes else None
+        return to_x, to_y, to_output, None, *to_parameters, None, None
     to_x, to_y, to_output, *grads = operators.siamese_step_backward(
         grad_x, grad_y, grad_h, x1, y1, stats, ctx.scale, *parameters, ctx.kinds
     )
     if grad_x1 is not None:
         to_x, to_output = to_x + grad_x1, to_output + ctx.scale * grad_x1
     to_parameters = [None if p is None else g for p, g in zip(parameters, grads, strict=True)]
-    return to_x, to_y, to_output, None, *to_parameters, None, None
+    return to_x, to_y, to_output if ctx.writes else None, None, *to_parameters, None, None
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a if b is None else b if a is None else a + b
 
 
-def _forward_shapes(x: Tensor, y: Any, output: Any, scale: float, *rest: Any) -> tuple[Tensor, ...]:
-    def made() -> Tensor:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-    return (
-        made(),
-        made(),
-        made(),
-        made() if rest[-2][0] else x.new_empty(0),
-        x.new_empty(6, *x.shape[:-1], dtype=torch.float32),
-    )
+def _forward_shapes(x: Tensor, y: Any, output: Tensor | None, scale: float, *rest: Any) -> tuple[Tensor, ...]:
+    return *made(x, output is not None, rest[-2]), x.new_empty(6, *x.shape[:-1], dtype=torch.float32)
 
 
-def _backward_shapes(grad_x: Any, grad_y: Any, grad_h: Any, x1: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return *(torch.empty_like(x1) for _ in range(3)), *(like_parameter(p, x1) for p in rest[3:10])
+def _backward_shapes(grad_x: Any, grad_y: Tensor | None, grad_h: Any, x1: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    to_output = x1.new_empty(0) if grad_y is None else torch.empty_like(x1)
+    return torch.empty_like(x1), torch.empty_like(x1), to_output, *(like_parameter(p, x1) for p in rest[3:10])
 
 
 _PARAMETERS = ", ".join(
     f"Tensor? {name}" for name in ("weight_x", "bias_x", "weight_y", "bias_y", "weight_in", "bias_in", "gain")
 )
 define(
-    "siamese_step_backward(Tensor grad_x, Tensor grad_y, Tensor grad_h, Tensor x1, Tensor y1, Tensor stats, "
+    "siamese_step_backward(Tensor? grad_x, Tensor? grad_y, Tensor grad_h, Tensor x1, Tensor y1, Tensor stats, "
     f"float scale, {_PARAMETERS}, int[] kinds) -> ({', '.join(['Tensor'] * 10)})",
     cpu=_backward,
     cuda=devices.in_triton("triton_siamese", "backward"),
     fake=_backward_shapes,
 )
 define(
-    f"siamese_step(Tensor x, Tensor y, Tensor output, float scale, {_PARAMETERS}, int[] kinds, float[] eps) "
+    f"siamese_step(Tensor x, Tensor y, Tensor? output, float scale, {_PARAMETERS}, int[] kinds, float[] eps) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     cpu=_forward,
     cuda=devices.in_triton("triton_siamese", "forward"),

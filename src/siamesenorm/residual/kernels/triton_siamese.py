@@ -74,16 +74,19 @@ def _step_forward(
     BLOCK: tl.constexpr,
 ):
     row, column, at, inside = tile_of(tl.program_id(0) * ROWS, rows, width, ROWS, BLOCK)
-    o = load(output, at, inside)
-    y = _rounded(load(y_pointer, at, inside) + o, y_pointer)
-    tl.store(y1_pointer + at, y, mask=inside)
-    x = _rounded(load(x_pointer, at, inside) + scale * o, x_pointer)
-    if NORM_X != ABSENT:
-        tl.store(x1_pointer + at, x, mask=inside)
+    x, y = load(x_pointer, at, inside), load(y_pointer, at, inside)
+    if output is not None:
+        o = load(output, at, inside)
+        y = _rounded(y + o, y_pointer)
+        tl.store(y1_pointer + at, y, mask=inside)
+        x = _rounded(x + scale * o, x_pointer)
+        if NORM_X != ABSENT:
+            tl.store(x1_pointer + at, x, mask=inside)
     mean, rstd = statistics(x, inside, width, eps_x, NORM_X)
     _keep(stats, row, rows, mean, rstd)
     x = _rounded(_affine((x - mean) * rstd, weight_x, bias_x, column, width), x_pointer)
-    tl.store(next_x + at, x, mask=inside)
+    if NORM_X != ABSENT or output is not None:
+        tl.store(next_x + at, x, mask=inside)
     mean, rstd = statistics(y, inside, width, eps_y, NORM_Y)
     _keep(stats + 2 * rows, row, rows, mean, rstd)
     s = x * load_parameter(gain, 1.0, column, width)
@@ -160,19 +163,24 @@ def _step_backward(
             to_weight_y += to_s * around_y * rstd_y
         if sum_bias_y is not None:
             to_bias_y += to_s
-        to_next_x = load(grad_x, at, inside) + to_s * g
+        to_next_x = to_s * g
+        if grad_x is not None:
+            to_next_x += load(grad_x, at, inside)
         if sum_weight_x is not None:
             to_weight_x += to_next_x * around_x * rstd_x
         if sum_bias_x is not None:
             to_bias_x += to_next_x
 
         to_y = to_s * load_parameter(weight_y, 1.0, column, width)
-        to_y = norm_gradient(to_y, around_y, rstd_y, inside, width, NORM_Y) + load(grad_y, at, inside)
+        to_y = norm_gradient(to_y, around_y, rstd_y, inside, width, NORM_Y)
+        if grad_y is not None:
+            to_y += load(grad_y, at, inside)
         to_x = to_next_x * load_parameter(weight_x, 1.0, column, width)
         to_x = norm_gradient(to_x, around_x, rstd_x, inside, width, NORM_X)
         tl.store(out_y + at, to_y, mask=inside)
         tl.store(out_x + at, to_x, mask=inside)
-        tl.store(out_output + at, to_y + scale * to_x, mask=inside)
+        if grad_y is not None:
+            tl.store(out_output + at, to_y + scale * to_x, mask=inside)
     column = tl.arange(0, BLOCK)[None, :]
     store_sum(sum_weight_x, to_weight_x, column, width)
     store_sum(sum_bias_x, to_bias_x, column, width)
@@ -183,29 +191,29 @@ def _step_backward(
     store_sum(sum_gain, to_gain, column, width)
 
 
-def forward(x: Tensor, y: Tensor, output: Tensor, scale: float, *rest: Any) -> tuple[Tensor, ...]:
-    """X', Y', h, then X1 (empty where X' is that) and the rows' statistics in float32."""
+def forward(x: Tensor, y: Tensor, output: Tensor | None, scale: float, *rest: Any) -> tuple[Tensor, ...]:
+    """X', Y', h, then X1 and the rows' statistics in float32; what is one of the others or an input is empty."""
     *parameters, kinds, eps = rest
     launch = Launch.over(x)
     x, y, output = x.contiguous(), launch.checked(y, x.shape), launch.checked(output, x.shape)
     parameters = [launch.checked(p, x.shape[-1:]) for p in parameters]
-    next_x, y1, h = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
-    x1 = torch.empty_like(x) if kinds[0] else x.new_empty(0)
+    constants = _constants(kinds)
+    next_x, y1, h, x1 = siamese_step.made(x, output is not None, kinds)
     stats = x.new_empty(6, *x.shape[:-1], dtype=torch.float32)
     arguments = (x, y, output, x1, y1, next_x, h, stats, scale, *eps, *parameters)
-    launch.run(_step_forward, launch.tiles, *arguments, **_constants(kinds))
+    launch.run(_step_forward, launch.tiles, *arguments, **constants)
     return next_x, y1, h, x1, stats
 
 
-def backward(grad_x: Tensor, grad_y: Tensor, grad_h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """Gradients of X, Y, O and the parameters; what is absent comes back empty."""
+def backward(grad_x: Tensor | None, grad_y: Tensor | None, grad_h: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """Gradients of X, Y, O and the parameters; what is absent comes back empty, O's where Y' was no output."""
     x1, y1, stats, scale, *parameters, kinds = rest
     launch = Launch.over(x1)
     x1 = x1.contiguous()
     inputs = [launch.checked(t, x1.shape) for t in (grad_x, grad_y, grad_h, x1, y1)]
     stats = launch.checked(stats, (6, *x1.shape[:-1]))
     parameters = [launch.checked(p, x1.shape[-1:]) for p in parameters]
-    out = [torch.empty_like(x1) for _ in range(3)]
+    out = [torch.empty_like(x1), torch.empty_like(x1), x1.new_empty(0) if grad_y is None else torch.empty_like(x1)]
     sums = [launch.sums_for(p) for p in parameters]
     launch.run(_step_backward, launch.programs, *inputs, stats, scale, *parameters, *out, *sums, **_constants(kinds))
     return *out, *(launch.gradient(p, s) for p, s in zip(parameters, sums, strict=True))
