@@ -50,6 +50,7 @@ class SiameseNormAttention(Attention):
         super().__init__(*args, **kwargs)
         self.layer_idx, self.is_causal = self.layer, True
         self.num_key_value_groups = self.heads // self.kv_heads
+        self.scaling = self.head_dim**-0.5  # by this name: serving engines look for it
 
     def forward(  # type: ignore[override]  # the context is transformers' here
         self, h: Tensor, turn: Turn, mask: Any, past_key_values: Cache | None, options: dict[str, Any]
@@ -58,11 +59,11 @@ class SiameseNormAttention(Attention):
         backend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention
         )
-        scaling, window = self.head_dim**-0.5, self.config.sliding_window if self.windowed else None
+        window = self.config.sliding_window if self.windowed else None
         q, k, v = (part.transpose(1, 2) for part in self.project_and_turn(h, turn))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
-        o, weights = backend(self, q, k, v, mask, scaling=scaling, dropout=0.0, sliding_window=window, **options)
+        o, weights = backend(self, q, k, v, mask, scaling=self.scaling, dropout=0.0, sliding_window=window, **options)
         o = o.flatten(2)
         return self.out(o if self.out_norm is None else self.out_norm(o)), weights
 

@@ -1,0 +1,113 @@
+"""Our sublayers on vLLM's: keys and values in its pages, weights divided among its tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+)
+from vllm.model_executor.layers.attention import Attention as PagedAttention
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+
+from siamesenorm.layers.attention import Attention
+from siamesenorm.layers.mlp import GATED, MLP
+from siamesenorm.layers.rotary import Turn
+
+
+class ServedAttention(Attention):
+    """Our attention on tokens of many requests in one row: who sees whom is the pages' business."""
+
+    paged: PagedAttention
+
+    def forward(self, h: Tensor, turn: Turn) -> Tensor:  # type: ignore[override]  # there is no context here
+        """(1, tokens, dim) to the same."""
+        q, k, v = (heads.flatten(2).squeeze(0) for heads in self.project_and_turn(h, turn))
+        o = self.paged(q, k, v).unsqueeze(0)
+        return self.out(o if self.out_norm is None else self.out_norm(o))
+
+
+class WholeNorm(nn.Module):
+    """A norm over features that are divided among the ranks: they are gathered for it."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """This rank's share of the normed features."""
+        whole = self.norm(tensor_model_parallel_all_gather(x.contiguous()))
+        return whole.chunk(get_tensor_model_parallel_world_size(), dim=-1)[get_tensor_model_parallel_rank()]
+
+
+def divide_attention(attention: ServedAttention, dim: int, vllm: VllmConfig, window: int | None, prefix: str) -> None:
+    """Give an attention its projections on this rank and its place among the pages."""
+    ranks, heads, kv_heads, width = _ranks(), attention.heads, attention.kv_heads, attention.head_dim
+    if heads % ranks or max(kv_heads, ranks) % min(kv_heads, ranks):
+        raise ValueError(
+            f"tensor_parallel_size = {ranks} is not allowed; "
+            f"it takes a divisor of {heads} heads that divides {kv_heads} key-value heads or is a multiple of them"
+        )
+    if ranks > kv_heads and attention.norm_kind == "qk_projection":
+        raise ValueError(
+            f"tensor_parallel_size = {ranks} is not allowed; "
+            f"it takes 1 to {kv_heads} where keys are normed over all {kv_heads} heads"
+        )
+    how: dict[str, Any] = {"return_bias": False, "quant_config": vllm.quant_config}
+    bias = attention.qkv.bias is not None, attention.out.bias is not None
+    attention.qkv = QKVParallelLinear(dim, width, heads, kv_heads, bias=bias[0], prefix=f"{prefix}.qkv", **how)
+    attention.out = RowParallelLinear(heads * width, dim, bias=bias[1], prefix=f"{prefix}.out", **how)
+    attention.heads, attention.kv_heads = heads // ranks, max(1, kv_heads // ranks)
+    if ranks > 1:
+        names = ("q_norm", "k_norm", "out_norm") if attention.norm_kind == "qk_projection" else ("out_norm",)
+        _gather(attention, names)
+    attention.paged = PagedAttention(
+        attention.heads,
+        width,
+        width**-0.5,
+        num_kv_heads=attention.kv_heads,
+        cache_config=vllm.cache_config,
+        quant_config=vllm.quant_config,
+        per_layer_sliding_window=window,
+        prefix=f"{prefix}.paged",
+    )
+
+
+def divide_mlp(mlp: MLP, vllm: VllmConfig, prefix: str) -> None:
+    """Give an FFN its projections on this rank."""
+    (inner, dim), hidden = mlp.up.weight.shape, mlp.down.in_features
+    if hidden % _ranks():
+        raise ValueError(f"tensor_parallel_size = {_ranks()} is not allowed; it takes a divisor of ffn_dim = {hidden}")
+    how: dict[str, Any] = {"return_bias": False, "quant_config": vllm.quant_config, "bias": mlp.up.bias is not None}
+    parts = [hidden] * (inner // hidden if mlp.activation in GATED else 1)  # value and gate are divided each
+    mlp.up = MergedColumnParallelLinear(dim, parts, prefix=f"{prefix}.up", **how)
+    mlp.down = RowParallelLinear(hidden, dim, prefix=f"{prefix}.down", **how)
+    if _ranks() > 1:
+        _gather(mlp, ("out_norm",))
+
+
+def _gather(module: nn.Module, norms: tuple[str, ...]) -> None:
+    for name in norms:
+        if getattr(module, name) is not None:
+            setattr(module, name, WholeNorm(getattr(module, name)))
+
+
+def _ranks() -> int:
+    return get_tensor_model_parallel_world_size()
+
+
+def materialise(module: nn.Module) -> None:
+    """Room for the parameters and buffers that are on ``meta`` yet, on the default device and in the default dtype."""
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                made = torch.empty(parameter.shape, dtype=torch.get_default_dtype())
+                part._parameters[name] = nn.Parameter(made, requires_grad=False)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
