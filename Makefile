@@ -1,10 +1,10 @@
-# make demo | test | test-portable | test-lowest | lint | docs | clean | help. Everything runs in .venv, which is made on first use.
+# make demo | test | test-portable | test-lowest | test-vllm | lint | docs | clean | help. Everything runs in .venv, which is made on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-portable test-lowest lint docs clean
+.PHONY: help demo test test-portable test-lowest test-vllm lint docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 21
@@ -29,6 +29,9 @@ test-portable: $(READY) ## the tests of numbers again, as CPUs with other instru
 test-lowest: $(READY) ## tests in an environment of the lowest versions that pyproject.toml allows
 	$(BIN)/python scripts/lowest_versions.py
 
+test-vllm: $(READY) ## every topology in vLLM, in an environment of its own; writes benchmarks/results/vllm.json
+	$(BIN)/python scripts/vllm/check.py
+
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,6 +41,6 @@ docs: $(READY) ## rewrite the tables in README.md and docs/ that come from the c
 	$(BIN)/python docs/refresh.py
 
 clean: ## remove the environment and caches; runs/ stays
-	rm -rf .venv .venv-lowest .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-lowest .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find src -name '*.so' -delete
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,7 +35,7 @@ class ServedBlock(Block):
 
     def attend(self, h: Tensor, context: dict[bool, Turn]) -> Any:
         """Attention with the turn of its kind: blocks with a window may have another."""
-        return self.attention(h, context[self.attention.windowed])
+        return self.attention(h, context[bool(self.attention.windowed)])
 
 
 class ServedParts(LanguageModel):
@@ -45,9 +45,7 @@ class ServedParts(LanguageModel):
     block_class = ServedBlock
 
 
-@support_torch_compile(
-    dynamic_arg_dims={"input_ids": 0, "positions": 0, "intermediate_tensors": 0, "inputs_embeds": 0}
-)
+@support_torch_compile(dynamic_arg_dims={"input_ids": 0, "positions": 0, "intermediate_tensors": 0, "inputs_embeds": 0})
 class SiameseNormModel(nn.Module):
     """Embedding and the blocks of this pipeline rank."""
 
@@ -97,7 +95,7 @@ class SiameseNormModel(nn.Module):
         """The stack's output (tokens, dim), or the streams for the next rank."""
         c = self.config
         if intermediate_tensors is None:
-            x = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+            x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
             x = x.unsqueeze(0)
             if c.embedding_scale != 1:
                 x = x * c.embedding_scale
@@ -127,9 +125,9 @@ class SiameseNormForCausalLM(nn.Module, SupportsPP):
         c, self.quant_config = self.model.config, vllm_config.quant_config
         self.lm_head: nn.Module = PPMissingLayer()
         if get_pp_group().is_last_rank:
-            self.lm_head = ParallelLMHead(c.vocab_size, c.dim, prefix=maybe_prefix(prefix, "lm_head"))
-            if c.tied and get_pp_group().is_first_rank:
-                self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
+            head = ParallelLMHead(c.vocab_size, c.dim, prefix=maybe_prefix(prefix, "lm_head"))
+            both = c.tied and get_pp_group().is_first_rank
+            self.lm_head = head.tie_weights(self.model.embed_tokens) if both else head
         self.logits_processor = LogitsProcessor(c.vocab_size)
 
     def make_empty_intermediate_tensors(
@@ -160,7 +158,9 @@ class SiameseNormForCausalLM(nn.Module, SupportsPP):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Take what belongs to this rank; a weight that is missing or unknown is refused."""
         # A norm that is gathered for has one name more than the file knows.
-        own = {name.replace("_norm.norm.", "_norm."): (name, p) for name, p in self.named_parameters()}
+        own: dict[str, tuple[str, Tensor]] = {
+            name.replace("_norm.norm.", "_norm."): (name, parameter) for name, parameter in self.named_parameters()
+        }
         own |= {name: (name, b) for name, b in self.named_buffers() if ".paged." not in name}  # those are vLLM's
         tied, loaded, unknown = self.model.config.tied, set[str](), []
         for name, weight in weights:

@@ -40,7 +40,7 @@ class WholeNorm(nn.Module):
         self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's share of the normed features."""
+        """The share of the normed features that is of this rank."""
         whole = self.norm(tensor_model_parallel_all_gather(x.contiguous()))
         return whole.chunk(get_tensor_model_parallel_world_size(), dim=-1)[get_tensor_model_parallel_rank()]
 

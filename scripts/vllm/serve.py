@@ -1,0 +1,118 @@
+"""In vLLM's environment: a folder of check.py in one way; the last line printed is what came of it, as JSON.
+
+python serve.py native|compiled|tensor|pipeline|transformers|server FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+HOW: dict[str, dict[str, Any]] = {
+    "native": {"enforce_eager": True},
+    "compiled": {},
+    "tensor": {"enforce_eager": True, "tensor_parallel_size": 2},
+    "pipeline": {"pipeline_parallel_size": 2},  # eager on CPU, vLLM 0.32 never makes room for what is sent
+    "transformers": {"enforce_eager": True, "model_impl": "transformers", "trust_remote_code": True},
+}
+COMMON: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 128,
+    "max_num_batched_tokens": 32,  # longer prompts are read in chunks
+    "max_num_seqs": 4,
+    "enable_prefix_caching": True,
+    "enable_chunked_prefill": True,
+    "disable_log_stats": True,
+}
+CLOSE = 1e-3
+
+
+def compare(found: list[tuple[list[int], list[float]]], answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whether tokens are equal, and the largest difference of log-probabilities."""
+    equal, largest = True, 0.0
+    for (tokens, logprobs), expected in zip(found, answers, strict=True):
+        equal &= tokens == expected["tokens"]
+        largest = max([largest, *(abs(a - b) for a, b in zip(logprobs, expected["logprobs"], strict=True))])
+    return {"passed": equal and largest <= CLOSE, "tokens_equal": equal, "largest_difference": largest}
+
+
+def offline(part: str, folder: Path, answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The prompts in one batch, twice: the second time from the prefix cache."""
+    from vllm import LLM, SamplingParams
+
+    length = len(answers[0]["tokens"])
+    how = SamplingParams(temperature=0, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False)
+    engine = LLM(model=str(folder), **COMMON, **HOW[part])
+    result: dict[str, Any] = {}
+    for _ in range(2):
+        outputs = engine.generate([{"prompt_token_ids": a["prompt"]} for a in answers], how, use_tqdm=False)
+        found = []
+        for output in outputs:
+            tokens = list(output.outputs[0].token_ids)
+            steps = output.outputs[0].logprobs or []
+            found.append((tokens, [step[token].logprob for step, token in zip(steps, tokens, strict=True)]))
+        now = compare(found, answers)
+        result = now if not result or not now["passed"] else result
+    return result
+
+
+def server(folder: Path, answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """``vllm serve FOLDER`` on this machine alone, asked by the `openai` client."""
+    import openai
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "128"]
+    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(folder), *options, "--enforce-eager"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+        found = []
+        for expected in answers:
+            answer = client.completions.create(
+                model=str(folder),
+                prompt=expected["prompt"],
+                temperature=0,
+                max_tokens=len(expected["tokens"]),
+                logprobs=0,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
+            choice = answer.choices[0]
+            assert choice.logprobs is not None
+            tokens = list((choice.model_extra or {})["token_ids"])
+            found.append((tokens, [math.inf if p is None else p for p in choice.logprobs.token_logprobs or []]))
+        return compare(found, answers)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_for(address: str, process: subprocess.Popen[bytes], seconds: float = 600) -> None:
+    """Until the server answers, has ended, or the time is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"vllm serve ended with {process.returncode}")
+        try:
+            urllib.request.urlopen(address, timeout=5).read()
+        except (urllib.error.URLError, OSError):
+            time.sleep(1)
+        else:
+            return
+    raise RuntimeError("vllm serve did not answer")
+
+
+if __name__ == "__main__":
+    part, folder = sys.argv[1], Path(sys.argv[2])
+    answers = json.loads((folder / "expected.json").read_text())["answers"]
+    print(json.dumps(server(folder, answers) if part == "server" else offline(part, folder, answers)))
