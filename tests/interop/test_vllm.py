@@ -1,0 +1,50 @@
+"""What of the vLLM plugin needs no vLLM: that it is found, and that streams survive the way between pipeline ranks."""
+
+import importlib.metadata
+import sys
+
+import torch
+from torch.testing import assert_close
+
+from residual.stacks import PAIR, D, every_row, make, make_sublayers, randomise
+from siamesenorm.interop.vllm.streams import Wire
+from siamesenorm.residual import Flow
+
+BLOCKS, TOKENS = 4, 5
+
+
+@every_row
+def test_streams_between_ranks(row):
+    """Cut in front of any block, sent token by token and in parts, a stack gives what it gives in one piece."""
+    torch.manual_seed(0)
+    topology, sublayers = make(row.text, BLOCKS), make_sublayers([PAIR] * BLOCKS)
+    randomise(topology)
+    x = torch.randn(1, TOKENS, D, dtype=torch.float64)
+    expected = topology(x, sublayers)
+    wires = [Wire(make(row.text, BLOCKS).to("meta"), block) for block in range(BLOCKS + 1)]
+    for block in range(BLOCKS):
+        flow = Flow(topology, x)
+        for sublayer in sublayers[: 2 * block]:
+            flow.through(sublayer)
+        sent = wires[block].pack(flow.streams)
+        room = wires[block].empty(TOKENS, x.dtype, torch.device("cpu"))
+        assert {name: t.shape for name, t in room.items()} == {name: t.shape for name, t in sent.items()}
+        for name, tensor in sent.items():
+            room[name][:2].copy_(tensor[:2])
+            room[name][2:].copy_(tensor[2:])
+        flow = Flow(topology, streams=wires[block].unpack(room), at=2 * block)
+        for sublayer in sublayers[2 * block :]:
+            flow.through(sublayer)
+        assert_close(flow.close(), expected)
+
+
+def test_the_plugin_is_found_by_its_entry_point():
+    found = {e.name: e.value for e in importlib.metadata.entry_points(group="vllm.general_plugins")}
+    assert found["siamesenorm"] == "siamesenorm.interop.vllm:register"
+
+
+def test_importing_the_plugin_imports_neither_vllm_nor_transformers():
+    import subprocess
+
+    code = "import sys, siamesenorm.interop.vllm; assert not {'vllm', 'transformers', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
