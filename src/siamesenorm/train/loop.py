@@ -145,6 +145,8 @@ class Loop:
         self.restore()
         self.world.agree(lambda: self.recorder.start(self.step, self.engine))
         self.world.agree(lambda: self._status("running"))
+        for sentence in self.task.notes():
+            self._note("data", sentence)
         self._say_held_out()
         if self.engine.compiled and self.step < self.config.steps:
             self._note("compile", "blocks are compiled in the first step; that takes up to a minute, once")
