@@ -64,7 +64,9 @@ def test_every_answer_of_a_conversation_is_learnt_and_turns_see_each_other(tmp_p
     batch = TrainingData(tokens, 128, document_masking=True).batch(np.arange(1))
     assert learnt(batch) == [*" It is fünf.".encode(), 256, *b" 9", 256]
     text = BYTE.decode(batch["input_ids"][0].tolist())
-    assert text.startswith("System: Be short.\n\nUser: 2 + 3?\n\nAssistant: It is fünf.\n\nUser: And 4?\n\nAssistant: 9")
+    assert text.startswith(
+        "System: Be short.\n\nUser: 2 + 3?\n\nAssistant: It is fünf.\n\nUser: And 4?\n\nAssistant: 9"
+    )
     ids = batch["document_ids"][0].numpy()
     scored = np.flatnonzero(batch["labels"][0].numpy() != IGNORED)
     assert set(ids[scored].tolist()) == {0}  # the end of an answer is no border between documents
@@ -175,7 +177,10 @@ def test_examples_are_held_out_whole_and_by_their_prompt(tmp_path):
         ('{"messages": "hi"}', "field 'messages' is no list of objects"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "has no message of role 'assistant'"),
         ('{"messages": [{"role": "assistant"}]}', r"no field 'messages\[0\].content'"),
-        ('{"messages": [{"role": "user", "content": [1]}]}', r"field 'messages\[0\].content' is '\[1\]'; it takes text"),
+        (
+            '{"messages": [{"role": "user", "content": [1]}]}',
+            r"field 'messages\[0\].content' is '\[1\]'; it takes text",
+        ),
         ('{"messages": [], "prompt": "a"}', "both there"),
         ("[1]", "is no JSON object"),
         ('{"prompt": ', "not valid JSON"),

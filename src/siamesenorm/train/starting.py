@@ -18,6 +18,7 @@ from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.language_folder import is_model_folder, open_model_folder
+from siamesenorm.layers.lora import is_factor
 from siamesenorm.models.stack import current_name
 from siamesenorm.tasks import Task
 from siamesenorm.train.config import RunConfig
@@ -43,6 +44,8 @@ class Starting:
         """Give a model, however it is spread over processes, these weights."""
         orders = dict(row_orders(model))
         for name, tensor in model_tensors(model).items():
+            if is_factor(name):
+                continue  # they start from nothing
             place(self.weights[name].to(tensor.device, tensor.dtype), tensor, orders.get(name))
 
 
