@@ -22,14 +22,14 @@ def examples(tmp_path_factory):
     """Questions of very different lengths, so that batches have more and fewer answers."""
     file = tmp_path_factory.mktemp("examples") / "sums.jsonl"
     lines = [{"prompt": f"{n} + {n}?" * (1 + n % 3), "answer": f"{2 * n}" * (1 + n % 5)} for n in range(300)]
-    lines.append({"messages": [{"role": "user", "content": "x" * 99}, {"role": "assistant", "content": "y"}]})
+    lines.append({"messages": [{"role": "user", "content": "x" * 199}, {"role": "assistant", "content": "y"}]})
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return file
 
 
 def on(examples, *changes):
     return tiny(
-        f"data.train={examples}", "sequence_length=64", "document_masking=true", "steps=4", "warmup=0",
+        f"data.train={examples}", "sequence_length=96", "document_masking=true", "steps=4", "warmup=0",
         "evaluation.every=4", "checkpoint.every=2", "logging.every=1", *changes,
     )  # fmt: skip
 
@@ -41,14 +41,14 @@ def test_the_loss_is_the_mean_over_answers(examples, tmp_path):
     model = open_language_model(tmp_path / "run").model
     batch = next(task.loader(rank=0, world_size=1, sample=0, pin_memory=False))
     (held_out,) = task.held_out.values()
-    for rows, found in ((batch, result.loss), (list(held_out.batches(1000))[0], result.evaluation["loss"])):
+    for rows, found in ((batch, result.loss), (next(iter(held_out.batches(1000))), result.evaluation["loss"])):
         logits = model(rows["input_ids"], positions=rows["positions"], document_ids=rows["document_ids"]).logits
         nats = torch.nn.functional.cross_entropy(
             logits.double().flatten(0, 1), rows["labels"].flatten(), reduction="sum"
         )
         assert found == pytest.approx(nats.item() / (rows["labels"] != IGNORED).sum().item(), rel=1e-5)
     said = (tmp_path / "run/events.jsonl").read_text()
-    assert "longer than 64 tokens: 0 cut, 1 left out" in said
+    assert "longer than 96 tokens: 0 cut, 1 left out" in said
     assert RunFolder(tmp_path / "run").status()["held_out"]["tokens"] == held_out.scored()
     assert task.chance_loss() < 3  # ten digits and an end, not all that stands in questions
 
