@@ -61,7 +61,7 @@ def compare(
     parameters: Annotated[
         list[str] | None,
         typer.Option(
-            help="What is trained: all, lora, residual, lora+residual, …; topologies are compared under each by itself.",
+            help="What is trained: all, lora, residual, lora+residual, …; topologies are compared under each.",
             metavar="WORDS,…",
             show_default="all",
         ),

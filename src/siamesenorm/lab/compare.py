@@ -25,7 +25,7 @@ from siamesenorm.data.sources import find_sources, read_documents
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.lab.cell import read_facts
-from siamesenorm.lab.grafts import GraftPlan, Source, check_field
+from siamesenorm.lab.grafts import GraftPlan, GraftSource, check_field
 from siamesenorm.lab.grid import (
     GRID,
     OPTIMIZER,
@@ -44,6 +44,7 @@ from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import DECIDED_BY, LEAST
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.parameters import share_of
 from siamesenorm.train.recipes import load_recipe, resolve
 
 RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,3.2e-2", "0,1,2"
@@ -97,7 +98,7 @@ def make_grid(
     depths: Sequence[str] = (),
     preset: Preset | None = None,
     data: Path | None = None,
-    source: Source | None = None,
+    source: GraftSource | None = None,
     out: Path = Path(),
 ) -> Grid:
     """A grid from what users write; what they leave open is the preset's, or the default's.
@@ -150,7 +151,7 @@ def _check_grafting(recipe: str, sets: Sequence[str], depths: Sequence[str], pre
         check_field(path)
 
 
-def _default_lrs(recipe: str, overrides: Sequence[str], source: Source | None = None) -> tuple[float, ...]:
+def _default_lrs(recipe: str, overrides: Sequence[str], source: GraftSource | None = None) -> tuple[float, ...]:
     """Rates that suit the default recipe would not suit another, which has its own, nor a model that is trained."""
     if source is not None and recipe == RECIPE:
         return parse_numbers([GRAFTED_LRS], "", float)
@@ -249,7 +250,7 @@ def prepare_grid(
     out: Path | str,
     metric: str | None = None,
     one: OneComparison | None = None,
-    source: Source | None = None,
+    source: GraftSource | None = None,
 ) -> Prepared:
     """Check every cell and the data; bad input raises before anything is written.
 
@@ -258,6 +259,8 @@ def prepare_grid(
     source: what all runs go on from; its grafts are made here.
     """
     cells = grid.cells()
+    for config in {(cell.topology, cell.config.train.parameters): cell.config for cell in cells}.values():
+        share_of(config, find_task(config.task).model_of)  # says what is wrong with the choice
     places = plan(cells, Path(out))
     facts: dict[str, Any] = {**machine_facts(), "command": command(), "data": {}}
     tasks: list[Any] = []

@@ -44,7 +44,7 @@ ROW, TOKENS = 256, 2048
 
 
 @dataclass(frozen=True)
-class Source:
+class GraftSource:
     """A trained language model that a comparison begins with."""
 
     path: Path
@@ -70,12 +70,12 @@ class Source:
         return [*own, f"data.tokenizer={self.path}"] if (self.path / FILE).is_file() else own
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> GraftSource:
     """What a folder or a run is; no weight is read."""
     if not path.is_dir():
         raise ConfigError(f"--graft: {str(path)!r} is no folder; it takes a run or a Hugging Face folder")
     try:
-        return Source(path.resolve(), source_model(str(path), "language"))
+        return GraftSource(path.resolve(), source_model(str(path), "language"))
     except (ConfigError, DataError) as error:
         raise ConfigError(str(error).replace(FIELD, "--graft")) from None
 
@@ -91,7 +91,7 @@ def check_field(path: str) -> None:
 class GraftPlan:
     """A source and the topologies that it is compared in."""
 
-    source: Source
+    source: GraftSource
     out: Path
     topologies: tuple[str, ...]
     facts: dict[str, Any] = field(default_factory=dict)

@@ -76,8 +76,7 @@ class Run(OnAxes):
     @property
     def graft(self) -> dict[str, Any]:
         """What is on record of the model that a comparison went on from; nothing where there is none."""
-        found = self.facts.get("graft")
-        return found if isinstance(found, dict) else {}
+        return self.facts.get("graft") or {}
 
     def score(self, metric: str) -> float | None:
         """Its last held-out number of a name, if it reached its end."""

@@ -168,13 +168,12 @@ def _grafts(page: Page, records: Records) -> None:
     for graft in {json.dumps(run.graft): run.graft for run in records.runs if run.graft}.values():
         for topology, found in graft.get("certificates", {}).items():
             for precision in ("fp32", "bf16"):
-                said = found.get(precision, {})
-                rows.append((topology, precision, *(_said(said, name) for name in AGREEMENT)))
+                rows.append((topology, precision, *(_said(found.get(precision), name) for name in AGREEMENT)))
     if rows:
         page.table(
             ("graft", "precision", *AGREEMENT.values()),
             rows,
-            caption="Certificates: how far a graft, before it is trained, says the same as its source of held-out text.",
+            caption="Certificates: how far a graft, not yet trained, says the same of held-out text as its source.",
             words=2,
         )
 
@@ -188,8 +187,8 @@ AGREEMENT = {
 }
 
 
-def _said(found: dict[str, object], name: str) -> str:
-    value = found.get(name)
+def _said(found: object, name: str) -> str:
+    value = found.get(name) if isinstance(found, dict) else None
     return f"{value:.4g}" if isinstance(value, (int, float)) else "–"
 
 

@@ -96,16 +96,16 @@ def first_weights(config: RunConfig) -> str | None:
 
 def started_with(records: Records) -> list[str]:
     """Which trained model runs went on from, and how good it was before."""
-    found = {run.graft["source"]: run.graft for run in records.runs if run.graft.get("source")}
+    found = {run.graft["source"]: run.graft for run in records.runs if run.graft}
     sentences = []
     for source, graft in found.items():
         losses = [
-            f"{before['loss']:.4f} on {' and '.join(map(str, before.get('data', [])))}"
-            for before in graft.get("before", [])
-            if isinstance(before, dict) and isinstance(before.get("loss"), (int, float))
+            f"{before['loss']:.4f} on {' and '.join(map(str, before['data']))}"
+            for before in graft["before"]
+            if isinstance(before.get("loss"), (int, float)) and isinstance(before.get("data"), list)
         ]
         told = f"; its held-out loss before training is {', '.join(losses)}" if losses else ""
-        sentences.append(f"All runs go on from {source}, a model of {graft.get('topology')}{told}.")
+        sentences.append(f"All runs go on from {source}, a model of {graft['topology']}{told}.")
     return sentences
 
 
