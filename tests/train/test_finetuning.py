@@ -98,3 +98,18 @@ def test_a_run_carries_the_template_that_it_learnt(examples, tmp_path):
     again = on(examples, "steps=1", f"data.tokenizer={tmp_path / 'auto'}", "data.template=chat")
     for first, second in zip(*(find_task("language")(c).data.corpora for c in (again, on(examples))), strict=True):
         assert first.read(0, len(first)).tolist() == second.read(0, len(second)).tolist()
+    pytest.importorskip("transformers")
+    from typer.testing import CliRunner
+
+    from siamesenorm.cli import app
+
+    result = CliRunner().invoke(app, ["export", str(tmp_path / "auto"), str(tmp_path / "hf"), "--to", "hf"])
+    assert result.exit_code == 0, result.output
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path / "hf"))
+    turns = [{"role": "user", "content": "7 + 7?7 + 7?"}, {"role": "assistant", "content": "141414"}]
+    ids = theirs.apply_chat_template(turns, tokenize=True, return_dict=True)["input_ids"]
+    (corpus,) = find_task("language")(again).data.corpora
+    learnt = corpus.read(0, len(corpus)).tolist()
+    assert any(learnt[start : start + len(ids)] == ids for start in range(len(learnt)))

@@ -118,3 +118,12 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
     except DataError:
         eos = None
     return load_tokenizer(folder / FILE, eos if isinstance(eos, str) else None)
+
+
+def saved_template(folder: Path) -> str | None:
+    """The chat template that a run has learnt, where it has."""
+    try:
+        found = read_object(folder / SETTINGS, "run").get("chat_template")
+    except DataError:
+        return None
+    return found if isinstance(found, str) else None
