@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from siamesenorm.data import save_tokenizer, train_bpe
 from siamesenorm.data.held_out import LEAST
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.lab.cell import Order, run_cell
@@ -35,7 +36,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compared(source, tmp_path_factory):
-    """Unchanged, grafted, LoRA, and LoRA on the graft, run in this process."""
+    """Unchanged, grafted, LoRA, and LoRA on the graft, trained in this process."""
     out = tmp_path_factory.mktemp("compared")
     opened = open_source(source)
     grid = asked(opened, out)
@@ -48,7 +49,7 @@ def compared(source, tmp_path_factory):
 
 def asked(opened, out, **changes):
     wanted = {
-        "topologies": ["pre,siamese"], "parameters": ["all,lora"], "lrs": ["1e-3"], "seeds": ["0"],
+        "topologies": ["pre,siamese"], "parameters": ["all,lora+residual"], "lrs": ["1e-3"], "seeds": ["0"],
         "sets": [*SHORT, "data.train=python-docs", "lora.rank=2"],
     }  # fmt: skip
     return make_grid(**{**wanted, **changes}, source=opened, out=out)
@@ -60,12 +61,14 @@ def test_every_arm_begins_with_the_same_function(source, compared):
     for folder in find_runs([compared]):
         config = json.loads(json.dumps(resolve(str(folder)).as_dict()))
         starts.add((config["model"]["topology"], config["train"]["init_from"], config["train"]["parameters"]))
-    graft = compared.resolve() / "grafts" / "siamese" / "weights.safetensors"
+    copy, graft = (compared.resolve() / "grafts" / name / "weights.safetensors" for name in ("pre", "siamese"))
     assert starts == {
         (topology, str(place), parameters)
-        for topology, place in (("pre", source.resolve()), ("siamese", graft))
-        for parameters in ("all", "lora")
+        for topology, place in (("pre", copy), ("siamese", graft))
+        for parameters in ("all", "lora+residual")
     }
+    unchanged = read_tensors(copy, "graft")[0]
+    assert all(torch.equal(tensor, unchanged[name]) for name, tensor in model.state_dict().items())
     certificate = json.loads((graft.parent / "graft.json").read_text())
     assert certificate["fp32"]["largest_kl"] <= BOUND
     assert certificate["fp32"]["perplexity_before"] == pytest.approx(certificate["fp32"]["perplexity_after"], rel=1e-3)
@@ -78,11 +81,11 @@ def test_every_arm_begins_with_the_same_function(source, compared):
 
 def test_the_report_pairs_the_arms_and_names_the_source_with_its_loss(source, compared):
     records = read_records(find_runs([compared]))
-    assert records.groups == ["parameters=all", "parameters=lora"]
+    assert records.groups == ["parameters=all", "parameters=lora+residual"]
     assert not [note for note in notes(records) if "differ in more" in note]
     analysis = analyse(records)
     parts = by_training(records, analysis)
-    assert [name for name, _ in parts] == ["all parameters", "lora"]
+    assert [name for name, _ in parts] == ["all parameters", "lora+residual"]
     for _, part in parts:
         (comparison,) = part.best_lr
         assert (comparison.topology, comparison.baseline, comparison.difference.count) == ("siamese", "pre", 1)
@@ -97,7 +100,7 @@ def test_the_report_pairs_the_arms_and_names_the_source_with_its_loss(source, co
     said = json.loads((compared / "report.json").read_text())
     (graft,) = said["grafts"]
     assert graft["source"] == str(source.resolve())
-    assert {row["parameters"] for row in said["runs"]} == {"all", "lora"}
+    assert {row["parameters"] for row in said["runs"]} == {"all", "lora+residual"}
 
 
 def test_the_same_comparison_again_makes_nothing_anew_and_knows_another_source(source, compared, tmp_path, monkeypatch):
@@ -125,7 +128,8 @@ def test_the_same_comparison_again_makes_nothing_anew_and_knows_another_source(s
         ({"sets": ["init_model=true"]}, "--set: train.init_model is not allowed with --graft"),
         ({"depths": ["2,4"]}, "--depths: is not allowed with --graft"),
         ({"recipe": "dit-digits", "parameters": ()}, "a recipe of diffusion is not allowed"),
-        ({"parameters": ["lora,heads"]}, "train.parameters: 'heads' is not allowed; it takes all, lora"),
+        ({"parameters": ["lora"]}, "--parameters: 'lora' is not allowed with a graft to siamese, .* lora.residual"),
+        ({"parameters": ["heads"]}, "train.parameters: 'heads' is not allowed; it takes all, lora"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_is_written(source, tmp_path, changes, sentence):
@@ -134,6 +138,13 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(source, t
         prepare_grid(asked(opened, tmp_path / "out", **changes), tmp_path / "out", source=opened)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_data_of_another_tokenizer_are_refused(source, tmp_path):
+    save_tokenizer(train_bpe(["def " * 50], 258), tmp_path / "tokenizer.json")
+    opened, sets = open_source(source), [*SHORT, "data.train=python-docs", f"data.tokenizer={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"^data.tokenizer: it is another one than that of --graft"):
+        prepare_grid(asked(opened, tmp_path / "out", sets=sets), tmp_path / "out", source=opened)
 
 
 def test_a_source_that_is_none_is_named(tmp_path):

@@ -25,7 +25,7 @@ from siamesenorm.data.sources import find_sources, read_documents
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.lab.cell import read_facts
-from siamesenorm.lab.grafts import GraftPlan, GraftSource, check_field
+from siamesenorm.lab.grafts import GraftPlan, GraftSource, check_awake, check_field
 from siamesenorm.lab.grid import (
     GRID,
     OPTIMIZER,
@@ -261,6 +261,8 @@ def prepare_grid(
     cells = grid.cells()
     for config in {(cell.topology, cell.config.train.parameters): cell.config for cell in cells}.values():
         share_of(config, find_task(config.task).model_of)  # says what is wrong with the choice
+        if source is not None:
+            check_awake(source, config)
     places = plan(cells, Path(out))
     facts: dict[str, Any] = {**machine_facts(), "command": command(), "data": {}}
     tasks: list[Any] = []

@@ -5,7 +5,8 @@ plan = GraftPlan(source, out, ("pre", "siamese"))
 plan.starts                               # what runs of each topology begin with
 plan.check(task), plan.write()            # certificates first; then grafts/, for all cells of a comparison
 
-A graft is a file of weights with its certificate beside it. The source's own topology is the source itself.
+A graft is a file of weights with its certificate beside it. The source's own topology is a copy of its weights, so that
+all runs begin alike.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,16 +25,18 @@ from torch import Tensor
 from siamesenorm.data.atomic import whole_file, write_json
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_object
-from siamesenorm.data.tokenizer import FILE
+from siamesenorm.data.tokenizer import FILE, Tokenizer
 from siamesenorm.language_folder import open_model_folder
 from siamesenorm.models.fingerprint import weights_hash
-from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.models.lm.grafting import certify, graft
 from siamesenorm.residual import TopologyError
 from siamesenorm.tasks.language import LanguageTask
+from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.parameters import choose_parameters
 from siamesenorm.train.source_model import FIELD, source_model
-from siamesenorm.train.starting import FREE
+from siamesenorm.train.starting import FREE, check_tokenizer
 from siamesenorm.train.trained import open_language_model
 
 FOLDER, RECORD, WEIGHTS, CERTIFICATE = "grafts", "grafts.json", "weights.safetensors", "graft.json"
@@ -57,11 +60,18 @@ class GraftSource:
         return str(self.fields["topology"])
 
     @cached_property
+    def opened(self) -> tuple[LanguageModel, Tokenizer | None]:
+        """Its model in float32, to be evaluated, and its tokenizer."""
+        if (self.path / "config.yaml").is_file():
+            trained = open_language_model(self.path)
+            return trained.model.eval(), trained.tokenizer
+        model, tokenizer = open_model_folder(self.path, "--graft")
+        return model.eval(), tokenizer
+
+    @property
     def model(self) -> LanguageModel:
         """In float32, to be evaluated."""
-        run = (self.path / "config.yaml").is_file()
-        found = open_language_model(self.path).model if run else open_model_folder(self.path, "--graft")[0]
-        return found.eval()
+        return self.opened[0]
 
     def overrides(self) -> list[str]:
         """Fields of a run on it: the model's, and its tokenizer."""
@@ -87,6 +97,19 @@ def check_field(path: str) -> None:
         raise ConfigError(f"--set: {path} is not allowed with --graft, whose source says it")
 
 
+def check_awake(source: GraftSource, config: RunConfig) -> None:
+    """Raise where a run would train nothing of a graft's own: whatever else it learns, it stays the old topology."""
+    with torch.device("meta"):
+        model = LanguageModel(cast(LMConfig, config.model))
+        choose_parameters(model, config)
+    topology, asked = model.config.topology, config.train.parameters
+    if topology != source.topology and not any(p.requires_grad for p in model.residual_parameters().values()):
+        raise ConfigError(
+            f"--parameters: {asked!r} is not allowed with a graft to {topology}, which would stay {source.topology} "
+            f"while its own parameters are frozen; it takes {asked}+residual"
+        )
+
+
 @dataclass(frozen=True)
 class GraftPlan:
     """A source and the topologies that it is compared in."""
@@ -100,11 +123,10 @@ class GraftPlan:
     @property
     def starts(self) -> dict[str, str]:
         """What runs of each topology begin with."""
-        own = self.source.topology
-        return {t: str(self.source.path if t == own else self.place(t) / WEIGHTS) for t in self.topologies}
+        return {topology: str(self.place(topology) / WEIGHTS) for topology in self.topologies}
 
     def place(self, topology: str) -> Path:
-        """The folder of a graft."""
+        """The folder of a graft, or of the copy."""
         return self.out.resolve() / FOLDER / re.sub(r"[^A-Za-z0-9_.=+-]+", "_", topology)
 
     def check(self, tasks: Sequence[LanguageTask]) -> None:
@@ -113,6 +135,11 @@ class GraftPlan:
         tasks: one for every data section of the comparison; the source is measured on each. What an earlier call of
         the same comparison has found of the same weights is taken from there.
         """
+        for task in tasks:
+            try:
+                check_tokenizer(task, self.source.opened[1])
+            except ConfigError as error:
+                raise ConfigError(str(error).replace(FIELD, "--graft").partition("; ")[0]) from None
         digest = weights_hash(self.source.model)
         earlier = self._earlier()
         if earlier.get("weights", digest) != digest:
@@ -144,6 +171,8 @@ class GraftPlan:
         return found
 
     def _grafted(self, topology: str) -> LanguageModel:
+        if topology == self.source.topology:
+            return self.source.model
         try:
             return graft(self.source.model, topology)
         except TopologyError as error:
@@ -158,15 +187,16 @@ class GraftPlan:
         """The grafts that are not there yet, each whole or not at all, and what was found of them."""
         from safetensors.torch import save
 
-        for topology, certificate in self.facts["certificates"].items():
-            place = self.place(topology)
-            if topology not in self.topologies or (place / WEIGHTS).is_file():
+        for topology in self.topologies:
+            place, certificate = self.place(topology), self.facts["certificates"].get(topology)
+            if (place / WEIGHTS).is_file():
                 continue
             grafted = self._grafted(topology)
             place.mkdir(parents=True, exist_ok=True)
             config = json.dumps(grafted.config.model_dump(mode="json"))
             metadata = {"format": "pt", "task": "language", "config": config, "step": "0"}
-            write_json(place / CERTIFICATE, {"source": str(self.source.path), "topology": topology, **certificate})
+            if certificate is not None:
+                write_json(place / CERTIFICATE, {"source": str(self.source.path), "topology": topology, **certificate})
             with whole_file(place / WEIGHTS) as file:
                 file.write(save({n: t.contiguous() for n, t in grafted.state_dict().items()}, metadata=metadata))
         (self.out / FOLDER).mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ def starting_weights(config: RunConfig, task: Task) -> Starting | None:
     if found is not None:
         _compare(ours, found, resize)
     if not resize:
-        _check_tokenizer(task, tokenizer)
+        check_tokenizer(task, tokenizer)
     with torch.device("meta"):
         expected = task.model_of(config).state_dict()
     weights = {current_name(name): tensor for name, tensor in weights.items()}
@@ -136,7 +136,7 @@ def _compare(ours: Mapping[str, Any], theirs: Mapping[str, Any], resize: bool, i
             raise ConfigError(f"{inside}.{name}: {value!r} does not fit {FIELD}, whose weights take {other!r}{more}")
 
 
-def _check_tokenizer(task: Task, tokenizer: Tokenizer | None) -> None:
+def check_tokenizer(task: Task, tokenizer: Tokenizer | None) -> None:
     """Raise where tokens of the data mean something else than those of the weights."""
     ours: Tokenizer | None = getattr(task, "tokenizer", None)
     if ours is None or tokenizer is None or ours.fingerprint == tokenizer.fingerprint:
