@@ -96,6 +96,10 @@ def test_the_report_pairs_the_arms_and_names_the_source_with_its_loss(source, co
     before = task.evaluate(open_language_model(source).model, rank=0, world_size=1, average=dict, final=False)["loss"]
     assert f"held-out loss before training is {before:.4f} on python-docs" in page
     assert "Where they start" in page
+    (share,) = {
+        r.parameters["trained"] for r in records.runs if "lora" in r.config.train.parameters and r.topology == "pre"
+    }
+    assert f"lora+residual in pre: {share:,.0f} (" in page
     assert "largest KL" in page
     said = json.loads((compared / "report.json").read_text())
     (graft,) = said["grafts"]

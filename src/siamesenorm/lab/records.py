@@ -56,6 +56,8 @@ class Run(OnAxes):
     """Whether more is better, of the numbers that it says this of."""
     chance_loss: float | None = None
     """The loss of having learnt nothing of the input."""
+    parameters: dict[str, float] = field(default_factory=dict)
+    """How many are trained, and of how many."""
 
     @functools.cached_property
     def identity(self) -> str:
@@ -217,6 +219,7 @@ def read_run(folder: Path) -> Run:
         held_out=_numbers(status.get("held_out")),
         directions={name: bool(higher) for name, higher in _numbers(status.get("higher_is_better")).items()},
         chance_loss=chance if isinstance(chance, (int, float)) else None,
+        parameters=_numbers(status.get("parameters")),
     )
 
 

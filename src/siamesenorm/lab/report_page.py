@@ -13,7 +13,7 @@ from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.lab.rows import provenance
 from siamesenorm.lab.statistics import Analysis, Range, beside, by_training
-from siamesenorm.lab.tables import first_weights, notes, place_text, started_with, what_is_shown
+from siamesenorm.lab.tables import first_weights, notes, place_text, started_with, trained_shares, what_is_shown
 from siamesenorm.lab.verdict import interval_text, short, verdict
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.yaml import write_yaml
@@ -34,6 +34,8 @@ def make_page(records: Records, analysis: Analysis, title: str, preset: Preset |
         page.cards(cards(records, part)).bullets(verdict(part), "verdict")
     for note in notes(records):
         page.paragraph(note, "warning")
+    for sentence in trained_shares(records):
+        page.paragraph(sentence)
     _grafts(page, records)
     _plots(page, records, analysis)
     if preset is not None:

@@ -57,6 +57,8 @@ def run_row(run: Run, records: Records, folder: Path) -> dict[str, Any]:
         "steps": run.config.steps,
         **{f"evaluation.{name}": value for name, value in run.evaluation.items()},
         "parameters": run.config.train.parameters,
+        "parameters_trained": run.parameters.get("trained"),
+        "parameters_of_model": run.parameters.get("of"),
         "step_seconds": run.step_seconds,
         "processor_seconds": run.facts.get("processor_seconds"),
         "memory_bytes": run.facts.get("memory_bytes"),

@@ -28,7 +28,7 @@ def show(console: Console, records: Records, analysis: Analysis) -> None:
         console.print(Text(f"\n{by_steps.METRICS[metric]}, by steps", style="dim"))
         console.print(by_steps.terminal_table(by_steps.by_steps(records, metric)))
     console.print()
-    for sentence in started_with(records):
+    for sentence in (*started_with(records), *trained_shares(records)):
         console.print(Text(sentence, style="dim"))
     for kind, part in by_training(records, analysis):
         if kind:
@@ -107,6 +107,16 @@ def started_with(records: Records) -> list[str]:
         told = f"; its held-out loss before training is {', '.join(losses)}" if losses else ""
         sentences.append(f"All runs go on from {source}, a model of {graft['topology']}{told}.")
     return sentences
+
+
+def trained_shares(records: Records) -> list[str]:
+    """How much of a model is trained, of every choice that is not all of it."""
+    found = {}
+    for run in records.runs:
+        chosen, (trained, whole) = run.config.train.parameters, (run.parameters.get(n, 0) for n in ("trained", "of"))
+        if chosen != "all" and trained and whole:
+            found[chosen, run.topology] = f"{chosen} in {run.topology}: {trained:,.0f} ({trained / whole:.2%})"
+    return [f"Parameters trained, as a share of the model's: {'; '.join(found.values())}."] if found else []
 
 
 def notes(records: Records) -> list[str]:
