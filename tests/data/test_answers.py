@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siamesenorm.data import IGNORED, ByteTokenizer, DataError, TrainingData, ValidationData, train_bpe
+from siamesenorm.data import (
+    IGNORED,
+    ByteTokenizer,
+    DataError,
+    TrainingData,
+    ValidationData,
+    tokens_in_memory,
+    train_bpe,
+)
 from siamesenorm.data.answers import answer_tokens, best_fit
 from siamesenorm.data.chat import PLAIN
 from siamesenorm.data.examples import is_examples
@@ -200,3 +208,16 @@ def test_other_jsonl_is_text_as_before(tmp_path):
     for line in ('{"text": "a", "prompt": "b"}', '{"question": "a"}', "no json", ""):
         (tmp_path / "a.jsonl").write_text(line, encoding="utf-8")
         assert not is_examples(tmp_path / "a.jsonl")
+
+
+def test_beside_examples_text_is_learnt_as_ever(tmp_path):
+    tokens = answer_tokens(write(tmp_path / "a.jsonl", *pairs(9)), None, sequence_length=64)
+    text = tokens_in_memory(["some text", "and more of it"] * 40, BYTE, "text")
+    for masking in (False, True):
+        both = TrainingData([tokens, text], 64, document_masking=masking)
+        alone = {
+            name: TrainingData(corpus, 64, document_masking=masking) for name, corpus in (("a", tokens), ("t", text))
+        }
+        rows = {name: data.batch(np.arange(len(data))) for name, data in alone.items()}
+        expected = sorted(str(row) for batch in rows.values() for row in batch["labels"].tolist())
+        assert sorted(map(str, both.batch(np.arange(len(both)))["labels"].tolist())) == expected

@@ -113,3 +113,11 @@ def test_a_run_carries_the_template_that_it_learnt(examples, tmp_path):
     (corpus,) = find_task("language")(again).data.corpora
     learnt = corpus.read(0, len(corpus)).tolist()
     assert any(learnt[start : start + len(ids)] == ids for start in range(len(learnt)))
+
+
+def test_named_examples_are_held_out_whole_and_the_others_learnt_whole(examples, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"prompt": "what?", "answer": "that"}) + "\n", encoding="utf-8")
+    task = find_task("language")(on(examples, f"data.validation={other}"))
+    assert task.held_out_sizes() == {"tokens": len(" that") + 1}
+    assert "300 examples" in task.notes()[0]
