@@ -41,6 +41,7 @@ READERS = {
         "commands/graft.py": "through the boundary",
         "lab/inspection/source.py": "the start of a text, through a limit of its own",
         "train/recipes.py": "through the boundary, and the package's own recipes",
+        "data/chat.py": "through the boundary",
         "data/tokenizer.py": "through the boundary",
         "interop/huggingface/bundle.py": "the package's own source",
         "lab/page.py": "the script of plotly",

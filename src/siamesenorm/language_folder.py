@@ -21,7 +21,7 @@ def is_model_folder(folder: Path) -> bool:
 
 def open_model_folder(folder: Path, field: str) -> tuple[LanguageModel, Tokenizer | None]:
     """The folder's model in float32, and its tokenizer; `field` is what an error begins with."""
-    from siamesenorm.data.tokenizer import FILE, load_tokenizer
+    from siamesenorm.data.tokenizer import FILE, end_token, load_tokenizer
 
     model = model_of(folder, field)
     if not (folder / FILE).is_file():
@@ -72,16 +72,3 @@ def _rooms(folder: Path, field: str) -> tuple[Any, Any, Any]:
             f"{(error.name or 'transformers').partition('.')[0]!r}; install it with pip install 'siamesenorm[hf]'"
         ) from None
     return first, second, third
-
-
-def end_token(folder: Path) -> str | None:
-    """The token that ends a document, as tokenizer_config.json names it: as text, or as an object with its text."""
-    from siamesenorm.data.errors import DataError
-    from siamesenorm.data.reading import read_json
-
-    try:
-        token = read_json(folder / "tokenizer_config.json", "source", strict=False)["eos_token"]
-    except (DataError, LookupError, TypeError):
-        return None
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None

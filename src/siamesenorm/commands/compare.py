@@ -58,6 +58,23 @@ def compare(
             show_default="the recipe's",
         ),
     ] = None,
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What is trained: all, lora, residual, lora+residual, …; topologies are compared under each.",
+            metavar="WORDS,…",
+            show_default="all",
+        ),
+    ] = None,
+    graft: Annotated[
+        Path | None,
+        typer.Option(
+            help="A trained Pre-Norm model, a run or a Hugging Face folder, that all runs go on from: unchanged, and "
+            "grafted to the other topologies.",
+            metavar="SRC",
+            show_default=False,
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Another field, one value or several.", metavar="FIELD=VALUE,…", show_default=False),
@@ -108,6 +125,7 @@ def compare(
         prepare_text,
     )
     from siamesenorm.lab.export import parse_formats
+    from siamesenorm.lab.grafts import open_source
     from siamesenorm.lab.live import LiveTable
     from siamesenorm.lab.presets import find_preset
     from siamesenorm.train.errors import ConfigError
@@ -116,6 +134,7 @@ def compare(
     chosen = None if preset is None else find_preset(preset)
     formats = () if figures is None else parse_formats(figures)
     folder = out or Path("runs") / "-".join(["compare", *filter(None, (preset, recipe and Path(recipe).stem))])
+    source = None if graft is None else open_source(graft)
     make = functools.partial(
         make_grid,
         recipe=recipe,
@@ -123,9 +142,12 @@ def compare(
         lrs=lrs or (),
         seeds=seeds or (),
         optimizers=optimizers or (),
+        parameters=parameters or (),
         sets=[*(set_ or ()), *(fields or ())],
         depths=depths or (),
         preset=chosen,
+        source=source,
+        out=folder,
     )
     asked = make()
     task = asked.cells()[0].config.task  # what is wrong is said before a text is prepared
@@ -137,8 +159,10 @@ def compare(
         check_metric(task, metric)
     with OneComparison(folder) as one:
         one.take()
-        grid = asked if text is None else make(data=prepare_text(text, folder))
-        prepared = prepare_grid(grid, folder, metric, one)
+        # tokens of a trained model are its tokenizer's: the text is read as it is
+        given = None if text is None else prepare_text(text, folder) if source is None else text.resolve()
+        grid = asked if given is None else make(data=given)
+        prepared = prepare_grid(grid, folder, metric, one, source)
         opened = open_engine(engine, jobs)
         console = Console()
         kept = sum(progress.kept for progress in prepared.plan)

@@ -48,6 +48,7 @@ def export(
     import torch
 
     from siamesenorm.data.streams import is_stream
+    from siamesenorm.tasks.corpora import saved_template
     from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.trained import open_language_model, open_trained, save_trained
 
@@ -62,6 +63,7 @@ def export(
         exporter = exporter_of("hf", "huggingface", "transformers")
         trained = open_language_model(run)
         options = {"remote_code": remote_code, "dtype": weights, "overwrite": overwrite}
+        options["chat_template"] = saved_template(run)
         exporter(trained.model, target, tokenizer=trained.tokenizer, **options)
     elif to == "diffusers":
         export_pipeline(run, target, vae, overwrite)

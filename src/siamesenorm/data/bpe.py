@@ -42,6 +42,7 @@ class JsonTokenizer:
         self._inner.no_truncation()
         self._inner.encode_special_tokens = True  # text that looks like a special token stays text
         self._text = text
+        self._reading: Any = None  # the same, which reads special tokens; made when it is wanted
         vocabulary: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
         found = [token for token in ([eos] if eos is not None else END_TOKENS) if token in vocabulary]
         if not found:
@@ -83,6 +84,16 @@ class JsonTokenizer:
         dtype = token_dtype(self.vocab_size)
         flat = np.fromiter(chain.from_iterable(parts), dtype=dtype, count=int(lengths.sum()))
         return flat, lengths
+
+    def encode_with_special(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The ids of a text in which special tokens are written out, and the character that each begins at."""
+        if self._reading is None:
+            self._reading = import_extra("tokenizers", "a tokenizer.json").Tokenizer.from_str(self._text)
+            self._reading.no_padding()
+            self._reading.no_truncation()
+        encoding = self._reading.encode(text, add_special_tokens=False)
+        starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
+        return np.array(encoding.ids, dtype=np.int64), starts
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """The text of ids, special ones left out."""

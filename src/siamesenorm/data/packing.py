@@ -8,7 +8,8 @@ A batch is a dict of int64 tensors of shape (batch, sequence):
     positions      with document masking: the token's place in its document, from 0 at the row's or document's start
 
 With document masking a token may attend to tokens with its own document id only, and the end of a document has no
-label: the next token is another document's first. `attention_mask` turns document ids into the mask itself.
+label: the next token is another document's first. `attention_mask` turns document ids into the mask itself. Corpora
+with marks of their own (answers to learn, see `siamesenorm.data.answers`) have labels where these say so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from siamesenorm.data.batches import Batch
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.order import Order
 from siamesenorm.data.tokenizer import TokenIds
-from siamesenorm.data.tokens import Tokens
+from siamesenorm.data.tokens import SCORED, STARTS, Tokens
 
 IGNORED = -100
 BLOCK = 4096
@@ -72,15 +73,29 @@ class TrainingData:
 
     def windows(self, samples: NDArray[np.int64]) -> TokenIds:
         """One more token than a sequence has, for each sample."""
+        return self._windows(samples)[0]
+
+    def _windows(self, samples: NDArray[np.int64]) -> tuple[TokenIds, NDArray[np.uint8] | None]:
+        """The same, and their marks where a corpus has some."""
         corpora, sequences = self._locate(samples)
         length = self.sequence_length + 1
+        starts = sequences * self.sequence_length
         if len(self.corpora) == 1:
-            return self.corpora[0].gather(sequences * self.sequence_length, length)
+            return self.corpora[0].gather(starts, length), self.corpora[0].gather_marks(starts, length)
         rows: TokenIds = np.empty((samples.size, length), dtype=np.result_type(*(c.dtype for c in self.corpora)))
+        marks = np.zeros(rows.shape, dtype=np.uint8) if self.marked else None
         for number in np.unique(corpora):
-            mine = corpora == number
-            rows[mine] = self.corpora[number].gather(sequences[mine] * self.sequence_length, length)
-        return rows
+            mine, corpus = corpora == number, self.corpora[number]
+            rows[mine] = corpus.gather(starts[mine], length)
+            if marks is not None:
+                own = corpus.gather_marks(starts[mine], length)
+                marks[mine] = plain_marks(rows[mine], corpus.eos_id, self.document_masking) if own is None else own
+        return rows, marks
+
+    @property
+    def marked(self) -> bool:
+        """Whether some tokens are read but not learnt."""
+        return any(corpus.marks is not None for corpus in self.corpora)
 
     def _locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Corpus and sequence of samples; a block of them costs hardly more than one, so blocks are kept."""
@@ -96,7 +111,8 @@ class TrainingData:
     def batch(self, samples: NDArray[np.int64]) -> Batch:
         """The batch of samples, numbered from the start of training."""
         eos_id = self.corpora[0].eos_id if self.document_masking else None
-        return make_batch(self.windows(samples), eos_id)
+        windows, marks = self._windows(samples)
+        return make_batch(windows, eos_id, marks)
 
 
 def check_corpora(corpora: Sequence[Tokens], sequence_length: int, document_masking: bool) -> None:
@@ -113,16 +129,29 @@ def check_corpora(corpora: Sequence[Tokens], sequence_length: int, document_mask
         raise DataError(f"document_masking: needs one eos_id for all corpora; given are {sorted(map(str, ends))}")
 
 
-def make_batch(windows: TokenIds, eos_id: int | None) -> Batch:
-    """Inputs and labels of windows; with an end-of-document id also document ids and positions."""
+def plain_marks(windows: TokenIds, eos_id: int | None, document_masking: bool) -> NDArray[np.uint8]:
+    """Marks of tokens that are all learnt; with document masking, but for the first of a document."""
+    starts = np.zeros(windows.shape, dtype=bool)
+    if document_masking:
+        starts[:, 1:] = windows[:, :-1] == eos_id
+    return np.where(starts, STARTS, SCORED).astype(np.uint8)
+
+
+def make_batch(windows: TokenIds, eos_id: int | None, marks: NDArray[np.uint8] | None = None) -> Batch:
+    """Inputs and labels of windows; with an end-of-document id also document ids and positions.
+
+    marks: of the windows' tokens, where they are not what that id says.
+    """
     inputs = windows[:, :-1].astype(np.int64)
     labels = windows[:, 1:].astype(np.int64)
-    if eos_id is None:
+    if marks is None and eos_id is not None:
+        marks = plain_marks(windows, eos_id, document_masking=True)
+    if marks is not None:
+        labels[marks[:, 1:] & SCORED == 0] = IGNORED
+    if marks is None or eos_id is None:
         return {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
-    ends = inputs == eos_id
-    labels[ends] = IGNORED
-    starts = np.zeros_like(ends)
-    starts[:, 1:] = ends[:, :-1]
+    starts = marks[:, :-1] & STARTS != 0
+    starts[:, 0] = False
     places = np.arange(inputs.shape[1])
     positions = places - np.maximum.accumulate(np.where(starts, places, 0), axis=1)
     batch = {"input_ids": inputs, "labels": labels, "document_ids": starts.cumsum(axis=1), "positions": positions}

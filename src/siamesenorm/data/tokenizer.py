@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.errors import DataError
-from siamesenorm.data.reading import named_path, read_text
+from siamesenorm.data.reading import named_path, read_json, read_text
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|padding|>"
 FILE = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
 NAMES = ("byte",)
 
 TokenIds = NDArray[np.unsignedinteger[Any]]
@@ -55,6 +57,9 @@ class Tokenizer(Protocol):
 
     def encode_documents(self, texts: Sequence[str]) -> tuple[TokenIds, NDArray[np.int64]]:
         """Documents one after another, each ended by the end-of-document id, and their lengths with that id."""
+
+    def encode_with_special(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The ids of a text in which special tokens are written out, and the character that each begins at."""
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """The text of ids, special ones left out."""
@@ -97,6 +102,20 @@ class ByteTokenizer:
         flat[np.cumsum(lengths) - 1] = self.eos_id
         return flat, lengths
 
+    def encode_with_special(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The bytes of a text, special tokens in it read as such, and the character that each is of."""
+        special = {END_OF_DOCUMENT: self.eos_id, PADDING: self.pad_id}
+        ids: list[int] = []
+        places: list[int] = []
+        at = 0
+        for part in re.split(f"({'|'.join(map(re.escape, special))})", text):
+            signs = [(special[part],)] if part in special else [_bytes_of(sign) for sign in part]
+            for number, sign in enumerate(signs):
+                ids += sign
+                places += [at + number] * len(sign)
+            at += len(part)
+        return np.array(ids, dtype=np.int64), np.array(places, dtype=np.int64)
+
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
@@ -135,18 +154,30 @@ class ByteTokenizer:
 def load_tokenizer(name: str | Path, eos: str | None = None) -> Tokenizer:
     """The built-in tokenizer ``byte``, a tokenizer.json, or the one in a folder.
 
-    eos: the token that ends a document, where the file holds none of the usual ones.
+    eos: the token that ends a document; default: what the folder's tokenizer_config.json says, or the first of the
+    usual ones that the file holds.
     """
     if str(name) == "byte":
         return _byte_tokenizer(eos)
     path = named_path(name, "tokenizer")
-    path = path / FILE if path.is_dir() else path
+    if path.is_dir():
+        path, eos = path / FILE, end_token(path) if eos is None else eos
     if not path.is_file():
         raise DataError(
             f"tokenizer: {str(name)!r} is not known; allowed are {', '.join(NAMES)}, the path of a {FILE}, "
             f"or of a folder that holds one"
         )
     return tokenizer_from_json(read_text(path, "tokenizer"), eos, str(path))
+
+
+def end_token(folder: Path) -> str | None:
+    """The token that ends a document, as tokenizer_config.json names it: as text, or as an object with its text."""
+    try:
+        token = read_json(folder / SETTINGS, "tokenizer", strict=False)["eos_token"]
+    except (DataError, LookupError, TypeError):
+        return None
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
 
 
 def tokenizer_from_json(text: str, eos: str | None = None, name: str = FILE) -> Tokenizer:

@@ -28,6 +28,8 @@ DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"
 ARRAYS = (".npy", ".bin")
 """Ends of the names of token arrays."""
 NUMPY_HEADER = b"\x93NUMPY"
+SCORED, STARTS = 1, 2
+"""Marks of a token: it is learnt; it is the first of a document."""
 OPEN_FILES = 256
 """Shards that stay mapped; each keeps a file open, and a system allows about a thousand."""
 
@@ -53,7 +55,11 @@ class Tokens:
     eos_id: ends a document; None if unknown.
     vocab_size: ids stay below it; None if unknown.
     fingerprint: the tokenizer's, None if unknown.
+    marks: of every token, `SCORED` and `STARTS`; None: all are learnt, and documents end with `eos_id`.
     """
+
+    note = ""
+    """What is to be said of it when training begins."""
 
     def __init__(
         self,
@@ -64,7 +70,9 @@ class Tokens:
         vocab_size: int | None = None,
         fingerprint: str | None = None,
         text_bytes: int | None = None,
+        marks: NDArray[np.uint8] | None = None,
     ) -> None:
+        self.marks = marks
         self.name, self.eos_id, self.vocab_size = name, eos_id, vocab_size
         self.fingerprint, self.text_bytes = fingerprint, text_bytes
         counts = [part.count if isinstance(part, RawArray) else part.size for part in parts]
@@ -99,6 +107,10 @@ class Tokens:
         if self.vocab_size is not None and rows.max() >= self.vocab_size:
             raise DataError(f"data: {self.name!r} holds id {rows.max()}; its vocabulary has 0 to {self.vocab_size - 1}")
         return rows
+
+    def gather_marks(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8] | None:
+        """The marks of what `gather` gives; None where there are none."""
+        return None if self.marks is None else self.marks[starts[:, None] + np.arange(length)]
 
     def _across(self, row: TokenIds, number: int, begin: int) -> None:
         done = 0

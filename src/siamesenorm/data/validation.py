@@ -12,7 +12,7 @@ import numpy as np
 from siamesenorm.data.batches import Batch
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED, check_corpora, make_batch
-from siamesenorm.data.tokens import Tokens
+from siamesenorm.data.tokens import SCORED, STARTS, Tokens
 
 BLOCK = 1 << 20
 """Tokens that are looked at together."""
@@ -23,7 +23,8 @@ class ValidationData:
 
     The first sequence starts with the end-of-document id, as if a document had ended before, so that the corpus's
     first token is scored too. The last sequence is filled up with places that are not scored. With document masking
-    the first token of a document has nothing to be predicted from and is not scored.
+    the first token of a document has nothing to be predicted from and is not scored. Of corpora with marks (answers to
+    learn) what these say is scored.
 
     sequences: only so many from the start, for a quick look.
     """
@@ -37,7 +38,7 @@ class ValidationData:
         if sequences is not None and sequences < 1:
             raise DataError(f"sequences: {sequences} is not allowed; it takes 1 or more")
         self.tokens, self.sequence_length, self.document_masking = tokens, sequence_length, document_masking
-        whole = -(-len(tokens) // sequence_length)
+        whole = -(-len(tokens) // sequence_length) if tokens.marks is None else len(tokens) // sequence_length
         self.sequences = whole if sequences is None else min(whole, sequences)
 
     def batches(self, batch_size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
@@ -53,6 +54,8 @@ class ValidationData:
 
     def scored(self) -> int:
         """Tokens that are scored."""
+        if self.tokens.marks is not None:
+            return int((self.tokens.marks[: self.sequences * self.sequence_length] & SCORED != 0).sum())
         count, eos = min(len(self.tokens), self.sequences * self.sequence_length), self.tokens.eos_id
         if eos is None:
             return count - 1
@@ -68,6 +71,7 @@ class ValidationData:
         length, total = self.sequence_length, len(self.tokens)
         eos = self.tokens.eos_id
         windows = np.full((sequences.size, length + 1), eos or 0, dtype=self.tokens.dtype)
+        marks = None if self.tokens.marks is None else np.full(windows.shape, STARTS, dtype=np.uint8)
         scored = np.zeros((sequences.size, length), dtype=bool)
         for row, sequence in enumerate(sequences.tolist()):
             # the window has the token before the sequence, then the sequence itself: those are the labels
@@ -76,9 +80,11 @@ class ValidationData:
                 continue
             before = 1 if sequence else 0
             windows[row, 1 - before : 1 + stop - start] = self.tokens.read(start - before, stop)
+            if marks is not None and self.tokens.marks is not None:
+                marks[row, 1 - before : 1 + stop - start] = self.tokens.marks[start - before : stop]
             scored[row, : stop - start] = True
             if not sequence and eos is None:
                 scored[row, 0] = False
-        batch = make_batch(windows, eos if self.document_masking else None)
+        batch = make_batch(windows, eos if self.document_masking else None, marks)
         batch["labels"].numpy()[~scored] = IGNORED
         return batch

@@ -128,6 +128,17 @@ class Machine(AsWritten):
     system: str
 
 
+class GraftFacts(AsWritten):
+    """The trained model that a comparison went on from; see `siamesenorm.lab.grafts`."""
+
+    source: str
+    topology: str
+    weights: str
+    starts: dict[str, str]
+    certificates: dict[str, dict[str, Any]]
+    before: list[dict[str, Any]]
+
+
 class CellFile(AsWritten):
     """What is read of cell.json."""
 
@@ -138,6 +149,7 @@ class CellFile(AsWritten):
     processor_seconds: float = 0
     memory_bytes: float = 0
     chance_loss: float | None = None
+    graft: GraftFacts | None = None
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

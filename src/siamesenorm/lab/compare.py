@@ -25,9 +25,11 @@ from siamesenorm.data.sources import find_sources, read_documents
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.lab.cell import read_facts
+from siamesenorm.lab.grafts import GraftPlan, GraftSource, check_awake, check_field
 from siamesenorm.lab.grid import (
     GRID,
     OPTIMIZER,
+    PARAMETERS,
     Cell,
     Grid,
     Setting,
@@ -42,10 +44,13 @@ from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import DECIDED_BY, LEAST
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.recipes import resolve
+from siamesenorm.train.parameters import share_of
+from siamesenorm.train.recipes import load_recipe, resolve
 
 RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,3.2e-2", "0,1,2"
 """What is compared where nothing is asked for; docs/log.md says how it was chosen."""
+GRAFTED, GRAFTED_LRS = "pre,siamese", "1e-4,1e-3"
+"""The same where all runs go on from a trained model."""
 ENGINES = ("local", "ray")
 DATA = "data"
 LONGEST_NAME = 40
@@ -88,17 +93,28 @@ def make_grid(
     lrs: Sequence[str] = (),
     seeds: Sequence[str] = (),
     optimizers: Sequence[str] = (),
+    parameters: Sequence[str] = (),
     sets: Sequence[str] = (),
     depths: Sequence[str] = (),
     preset: Preset | None = None,
     data: Path | None = None,
+    source: GraftSource | None = None,
+    out: Path = Path(),
 ) -> Grid:
-    """A grid from what users write; what they leave open is the preset's, or the default's."""
+    """A grid from what users write; what they leave open is the preset's, or the default's.
+
+    source: what all runs go on from, grafted to the topologies; the grafts lie in the folder `out`.
+    """
     name = RECIPE if recipe is None else recipe
     fixed = [] if data is None else [f"data.train={json.dumps([str(data)])}"]
     axes = []
     if optimizers:
         sets = [*sets, f"{OPTIMIZER}={','.join(optimizers)}"]
+    if parameters:
+        sets = [*sets, f"{PARAMETERS}={','.join(parameters)}"]
+    if source is not None:
+        _check_grafting(name, sets, depths, preset)
+        fixed += source.overrides()
     for axis in {**_by_field(name, preset.sets if preset else ()), **_by_field(name, sets)}.values():
         if len(axis) == 1:
             fixed += axis[0].overrides
@@ -107,19 +123,38 @@ def make_grid(
     blocks = parse_numbers(depths, "--depths", int) if depths else preset.depths if preset else ()
     if blocks:
         axes.append(depth_axis(name, fixed, blocks))
+    default = TOPOLOGIES if source is None else GRAFTED
+    chosen = (
+        parse_topologies(topologies) if topologies else preset.topologies if preset else parse_topologies([default])
+    )
     return Grid(
         name,
-        parse_topologies(topologies) if topologies else preset.topologies if preset else parse_topologies([TOPOLOGIES]),
-        parse_numbers(lrs, "--lrs", float) if lrs else preset.lrs if preset else _default_lrs(name, fixed),
+        chosen,
+        parse_numbers(lrs, "--lrs", float) if lrs else preset.lrs if preset else _default_lrs(name, fixed, source),
         parse_numbers(seeds, "--seeds", int) if seeds else preset.seeds if preset else parse_numbers([SEEDS], "", int),
         tuple(fixed),
         tuple(axes),
         preset.name if preset else None,
+        {} if source is None else GraftPlan(source, out, chosen).starts,
     )
 
 
-def _default_lrs(recipe: str, overrides: Sequence[str]) -> tuple[float, ...]:
-    """Rates that suit the default recipe would not suit another: that has its own."""
+def _check_grafting(recipe: str, sets: Sequence[str], depths: Sequence[str], preset: Preset | None) -> None:
+    """Raise where an option does not go with a source that all runs go on from."""
+    task = load_recipe(recipe).get("task")
+    if task != "language":
+        raise ConfigError(f"--graft: a recipe of {task} is not allowed; it takes one of language")
+    for option, given in (("--depths", depths), ("--preset", preset)):
+        if given:
+            raise ConfigError(f"{option}: is not allowed with --graft, whose source has the shape that it has")
+    for path in _by_field(recipe, sets):
+        check_field(path)
+
+
+def _default_lrs(recipe: str, overrides: Sequence[str], source: GraftSource | None = None) -> tuple[float, ...]:
+    """Rates that suit the default recipe would not suit another, which has its own, nor a model that is trained."""
+    if source is not None and recipe == RECIPE:
+        return parse_numbers([GRAFTED_LRS], "", float)
     return parse_numbers([LRS], "", float) if recipe == RECIPE else (resolve(recipe, overrides).optimizer.lr,)
 
 
@@ -210,24 +245,43 @@ class OneComparison(contextlib.ExitStack):
             self.taken = True
 
 
-def prepare_grid(grid: Grid, out: Path | str, metric: str | None = None, one: OneComparison | None = None) -> Prepared:
+def prepare_grid(
+    grid: Grid,
+    out: Path | str,
+    metric: str | None = None,
+    one: OneComparison | None = None,
+    source: GraftSource | None = None,
+) -> Prepared:
     """Check every cell and the data; bad input raises before anything is written.
 
     metric: what cells are to be compared by; the held-out loss if it is not said.
     one: takes the folder before anything is written into it.
+    source: what all runs go on from; its grafts are made here.
     """
     cells = grid.cells()
+    for config in {(cell.topology, cell.config.train.parameters): cell.config for cell in cells}.values():
+        share_of(config, find_task(config.task).model_of)  # says what is wrong with the choice
+        if source is not None:
+            check_awake(source, config)
     places = plan(cells, Path(out))
     facts: dict[str, Any] = {**machine_facts(), "command": command(), "data": {}}
+    tasks: list[Any] = []
     for cell in _different_data(cells):
-        check_measured(find_task(cell.config.task)(cell.config), metric or "loss")  # the data are opened and checked
+        tasks.append(find_task(cell.config.task)(cell.config))
+        check_measured(tasks[-1], metric or "loss")  # the data are opened and checked
         facts["data"] |= data_hashes(cell.config)
     _check_kept(places, facts["data"])
     folder = Path(out)
+    grafts = None if source is None else GraftPlan(source, folder, grid.topologies)
+    if grafts is not None:
+        grafts.check(tasks)
+        facts["graft"] = grafts.facts
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if one is not None:
             one.take()
+        if grafts is not None:
+            grafts.write()
         write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [cell.name for cell in cells]})
     except OSError as error:
         raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.residual import Residual
@@ -85,12 +86,13 @@ def conditions(records: Records, metric: str) -> Conditions:
     task = find_task(records.runs[0].config.task)
     known = task.metric(metric)
     of = known.of if known is not None else task.unit
+    drawn = dict.fromkeys(run.topology for run in records.runs if run.config.train.init_from is None)
     return Conditions(
         of=of,
         sizes=tuple(sorted({size for run in records.runs if (size := _size(run, metric, of)) is not None})),
         seeds=tuple(records.seeds),
-        init=tuple(dict.fromkeys(task.init_rule(run.config) for run in records.runs)),
-        own_init=tuple(topology for topology in records.topologies if not _neutral(topology)),
+        init=tuple(dict.fromkeys(_first_weights(run) or task.init_rule(run.config) for run in records.runs)),
+        own_init=tuple(topology for topology in drawn if not _neutral(topology)),
     )
 
 
@@ -99,6 +101,12 @@ def _size(run: Run, metric: str, of: str) -> int | None:
     own = run.evaluation.get(f"{metric.rpartition('/')[0]}/{SAMPLES}") if metric.startswith("lm_eval/") else None
     size = run.held_out.get(of) if own is None else own
     return None if size is None or not math.isfinite(size) else int(size)
+
+
+def _first_weights(run: Run) -> str | None:
+    """Whose weights a run began with, where these are no draws."""
+    source = run.graft.get("source") or run.config.train.init_from
+    return None if source is None else f"those of {Path(str(source)).name}"
 
 
 def _neutral(topology: str) -> bool:

@@ -16,8 +16,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from siamesenorm.train.config import RunConfig
@@ -35,8 +35,8 @@ LONGEST = 80
 """Characters of a cell's name before its fingerprint."""
 OWN_OPTIONS = {"model.topology": "--topologies", "optimizer.lr": "--lrs", "train.seed": "--seeds"}
 """Fields that every grid has an axis for."""
-OPTIMIZER = "optimizer.kind"
-"""A field that keeps runs apart in every report."""
+OPTIMIZER, PARAMETERS = "optimizer.kind", "train.parameters"
+"""Fields that keep runs apart in every report."""
 QUIET = ("logging.tensorboard=false",)
 """Set for every cell, unless the user says otherwise."""
 
@@ -98,6 +98,8 @@ class Grid:
     axes: tuple[tuple[Setting, ...], ...] = ()
     """What else differs between cells."""
     preset: str | None = None
+    starts: Mapping[str, str] = field(default_factory=dict)
+    """What runs begin with, by topology; first weights of their own where it says nothing."""
 
     def cells(self) -> list[Cell]:
         """Every cell, checked, those that make pairs next to each other and a whole seed before the next."""
@@ -116,6 +118,8 @@ class Grid:
     def _cell(self, seed: int, settings: tuple[Setting, ...], lr: float, topology: str) -> Cell:
         own = [override for setting in settings for override in setting.overrides]
         axes = [f"model.topology={topology}", f"optimizer.lr={lr!r}", f"train.seed={seed}"]
+        if topology in self.starts:
+            axes.append(f"train.init_from={self.starts[topology]}")
         config = in_steps(resolve(self.recipe, [*QUIET, *self.overrides, *own, *axes]))
         if getattr(config.evaluation, "every", 0) is None:
             raise ConfigError("evaluation.every: null is not allowed in a comparison; it takes steps, 1 or more")

@@ -15,7 +15,7 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.listing import walk
 from siamesenorm.data.reading import read_model
 from siamesenorm.lab.cell import read_facts
-from siamesenorm.lab.grid import GRID, OPTIMIZER, OWN_OPTIONS, OnAxes, short_name
+from siamesenorm.lab.grid import GRID, OPTIMIZER, OWN_OPTIONS, PARAMETERS, OnAxes, short_name
 from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.divergence import LEARNT
@@ -56,6 +56,8 @@ class Run(OnAxes):
     """Whether more is better, of the numbers that it says this of."""
     chance_loss: float | None = None
     """The loss of having learnt nothing of the input."""
+    parameters: dict[str, float] = field(default_factory=dict)
+    """How many are trained, and of how many."""
 
     @functools.cached_property
     def identity(self) -> str:
@@ -67,9 +69,16 @@ class Run(OnAxes):
         """Every field that decides the run, by dotted name, corpora by their hashes where these are known."""
         values, hashes = self.config.decisive(), self.facts.get("data", {})
         values["data"] = {name: _hashed(value, hashes) for name, value in values["data"].items()}
+        if self.config.train.init_from in self.graft.get("starts", {}).values():
+            values["train"]["init_from"] = self.graft.get("weights")  # grafts of one model start from the same function
         evaluation = self.config.as_dict()["evaluation"].items()
         values["evaluation"] = {name: value for name, value in evaluation if name not in UNCOUNTED}
         return dict(_flat(values))
+
+    @property
+    def graft(self) -> dict[str, Any]:
+        """What is on record of the model that a comparison went on from; nothing where there is none."""
+        return self.facts.get("graft") or {}
 
     def score(self, metric: str) -> float | None:
         """Its last held-out number of a name, if it reached its end."""
@@ -122,12 +131,16 @@ class Records:
         return list(dict.fromkeys(self.setting(run) for run in self.runs))
 
     @property
-    def optimizers(self) -> dict[str, list[str]]:
-        """Kinds of optimisers in the order of the runs, with the settings of each."""
+    def trainings(self) -> dict[str, list[str]]:
+        """Optimisers and what they train, as far as runs differ in them, in the order of the runs, with settings."""
+        kinds = {run.identity: (run.config.optimizer.kind, run.config.train.parameters) for run in self.runs}
+        several = [len({kind[place] for kind in kinds.values()}) > 1 for place in (0, 1)]
         found: dict[str, dict[str, None]] = {}
         for run in self.runs:
-            found.setdefault(run.config.optimizer.kind, {})[self.setting(run)] = None
-        return {kind: list(settings) for kind, settings in found.items()}
+            words = [word for word, wanted in zip(kinds[run.identity], several, strict=True) if wanted]
+            label = ", ".join("all parameters" if word == "all" else word for word in words)
+            found.setdefault(label, {})[self.setting(run)] = None
+        return {label: list(settings) for label, settings in found.items()}
 
     @property
     def lrs(self) -> list[float]:
@@ -206,6 +219,7 @@ def read_run(folder: Path) -> Run:
         held_out=_numbers(status.get("held_out")),
         directions={name: bool(higher) for name, higher in _numbers(status.get("higher_is_better")).items()},
         chance_loss=chance if isinstance(chance, (int, float)) else None,
+        parameters=_numbers(status.get("parameters")),
     )
 
 
@@ -251,7 +265,7 @@ def read_records(folders: Iterable[Path]) -> Records:
 def _settings(runs: Sequence[Run]) -> tuple[dict[str, str], tuple[tuple[str, tuple[str, ...]], ...]]:
     """A label of the fields that differ, without those that follow from others; and all that differ, with values.
 
-    Different data and optimisers follow from nothing, so these are always in the label.
+    Different data, optimisers and parameters follow from nothing, so these are always in the label.
     """
     fields = {run.identity: run.fields for run in runs}
     names = dict.fromkeys(name for values in fields.values() for name in values)
@@ -277,7 +291,7 @@ def _settings(runs: Sequence[Run]) -> tuple[dict[str, str], tuple[tuple[str, tup
 
 
 def _always_said(name: str) -> bool:
-    return name.startswith("data.") or name == OPTIMIZER
+    return name.startswith("data.") or name in (OPTIMIZER, PARAMETERS)
 
 
 def _hashed(value: Any, hashes: Mapping[str, str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,8 +12,8 @@ from siamesenorm.lab.page import Card, Page
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.records import Records, Run
 from siamesenorm.lab.rows import provenance
-from siamesenorm.lab.statistics import Analysis, Range, beside, by_optimizer
-from siamesenorm.lab.tables import first_weights, notes, place_text, what_is_shown
+from siamesenorm.lab.statistics import Analysis, Range, beside, by_training
+from siamesenorm.lab.tables import first_weights, notes, place_text, started_with, trained_shares, what_is_shown
 from siamesenorm.lab.verdict import interval_text, short, verdict
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.yaml import write_yaml
@@ -28,11 +29,14 @@ def make_page(records: Records, analysis: Analysis, title: str, preset: Preset |
     ended = f"{len(states)} runs, {finished} finished, {len(states) - finished} diverged or stuck"
     found = analysis.conditions
     page = Page(title, f"{what_ran(records)}. {ended}; {found.seeds_text}, measured on {found.size}.")
-    for kind, part in by_optimizer(records, analysis):
+    for kind, part in by_training(records, analysis):
         page.heading(f"Verdict under {kind}" if kind else "Verdict")
         page.cards(cards(records, part)).bullets(verdict(part), "verdict")
     for note in notes(records):
         page.paragraph(note, "warning")
+    for sentence in trained_shares(records):
+        page.paragraph(sentence)
+    _grafts(page, records)
     _plots(page, records, analysis)
     if preset is not None:
         _published(page, analysis, preset)
@@ -152,6 +156,42 @@ def _plots(page: Page, records: Records, analysis: Analysis) -> None:
         figures.cost(records, analysis),
         height=340,
     )
+
+
+def _grafts(page: Page, records: Records) -> None:
+    """The model that all runs went on from, and the certificates of its grafts."""
+    sentences = started_with(records)
+    if not sentences:
+        return
+    page.heading("Where they start")
+    for sentence in sentences:
+        page.paragraph(sentence)
+    rows = []
+    for graft in {json.dumps(run.graft): run.graft for run in records.runs if run.graft}.values():
+        for topology, found in graft.get("certificates", {}).items():
+            for precision in ("fp32", "bf16"):
+                rows.append((topology, precision, *(_said(found.get(precision), name) for name in AGREEMENT)))
+    if rows:
+        page.table(
+            ("graft", "precision", *AGREEMENT.values()),
+            rows,
+            caption="Certificates: how far a graft, not yet trained, says the same of held-out text as its source.",
+            words=2,
+        )
+
+
+AGREEMENT = {
+    "largest_kl": "largest KL",
+    "mean_kl": "mean KL",
+    "top1_agreement": "top-1 agreement",
+    "perplexity_before": "perplexity before",
+    "perplexity_after": "after",
+}
+
+
+def _said(found: object, name: str) -> str:
+    value = found.get(name) if isinstance(found, dict) else None
+    return f"{value:.4g}" if isinstance(value, (int, float)) else "–"
 
 
 def _published(page: Page, analysis: Analysis, preset: Preset) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.published import published_rows
 from siamesenorm.lab.records import Records, Run
-from siamesenorm.lab.statistics import Analysis, by_optimizer
+from siamesenorm.lab.statistics import Analysis, by_training
 from siamesenorm.lab.tables import notes
 from siamesenorm.lab.verdict import verdict
 from siamesenorm.train.folder import plain_numbers
@@ -23,8 +23,9 @@ def as_json(records: Records, analysis: Analysis, folder: Path, title: str, pres
     """Everything that the page shows, and the curves behind its plots."""
     found = {
         "title": title,
-        "verdict": list(dict.fromkeys(s for _, part in by_optimizer(records, analysis) for s in verdict(part))),
+        "verdict": list(dict.fromkeys(s for _, part in by_training(records, analysis) for s in verdict(part))),
         "notes": notes(records),
+        "grafts": list({json.dumps(run.graft): run.graft for run in records.runs if run.graft}.values()),
         "published": [] if preset is None else published_rows(analysis, preset),
         "analysis": analysis.as_dict(),
         "runs": [run_row(run, records, folder) for run in records.runs],
@@ -55,6 +56,9 @@ def run_row(run: Run, records: Records, folder: Path) -> dict[str, Any]:
         "step": run.step,
         "steps": run.config.steps,
         **{f"evaluation.{name}": value for name, value in run.evaluation.items()},
+        "parameters": run.config.train.parameters,
+        "parameters_trained": run.parameters.get("trained"),
+        "parameters_of_model": run.parameters.get("of"),
         "step_seconds": run.step_seconds,
         "processor_seconds": run.facts.get("processor_seconds"),
         "memory_bytes": run.facts.get("memory_bytes"),

@@ -141,9 +141,9 @@ class Analysis:
         return asdict(self)
 
 
-def by_optimizer(records: Records, analysis: Analysis) -> list[tuple[str, Analysis]]:
-    """The analysis of every kind of optimiser under its name; one without a name where there is one kind."""
-    kinds = records.optimizers
+def by_training(records: Records, analysis: Analysis) -> list[tuple[str, Analysis]]:
+    """The analysis of every optimiser and choice of parameters; one without a name where there is one kind."""
+    kinds = records.trainings
     if len(kinds) == 1:
         return [("", analysis)]
     return [(kind, analysis.within(settings)) for kind, settings in kinds.items()]

@@ -11,7 +11,7 @@ from rich.text import Text
 from siamesenorm.lab import by_steps
 from siamesenorm.lab.grid import short_name
 from siamesenorm.lab.records import Records
-from siamesenorm.lab.statistics import Analysis, Place, beside, by_optimizer
+from siamesenorm.lab.statistics import Analysis, Place, beside, by_training
 from siamesenorm.lab.verdict import verdict
 from siamesenorm.train.config import RunConfig
 
@@ -28,7 +28,9 @@ def show(console: Console, records: Records, analysis: Analysis) -> None:
         console.print(Text(f"\n{by_steps.METRICS[metric]}, by steps", style="dim"))
         console.print(by_steps.terminal_table(by_steps.by_steps(records, metric)))
     console.print()
-    for kind, part in by_optimizer(records, analysis):
+    for sentence in (*started_with(records), *trained_shares(records)):
+        console.print(Text(sentence, style="dim"))
+    for kind, part in by_training(records, analysis):
         if kind:
             console.print(Text(f"Under {kind}", style="bold"))
         for sentence in verdict(part):
@@ -86,8 +88,35 @@ def place_text(place: Place | None) -> str:
 
 def first_weights(config: RunConfig) -> str | None:
     """By which rule the weights of a run started, where its model has a choice."""
+    if config.train.init_from is not None:
+        return None
     init, small = getattr(config.model, "init", None), getattr(config.model, "first_logits", "standard") == "small"
     return f"{init} with small first logits" if init and small else init
+
+
+def started_with(records: Records) -> list[str]:
+    """Which trained model runs went on from, and how good it was before."""
+    found = {run.graft["source"]: run.graft for run in records.runs if run.graft}
+    sentences = []
+    for source, graft in found.items():
+        losses = [
+            f"{before['loss']:.4f} on {' and '.join(map(str, before['data']))}"
+            for before in graft["before"]
+            if isinstance(before.get("loss"), (int, float)) and isinstance(before.get("data"), list)
+        ]
+        told = f"; its held-out loss before training is {', '.join(losses)}" if losses else ""
+        sentences.append(f"All runs go on from {source}, a model of {graft['topology']}{told}.")
+    return sentences
+
+
+def trained_shares(records: Records) -> list[str]:
+    """How much of a model is trained, of every choice that is not all of it."""
+    found = {}
+    for run in records.runs:
+        chosen, (trained, whole) = run.config.train.parameters, (run.parameters.get(n, 0) for n in ("trained", "of"))
+        if chosen != "all" and trained and whole:
+            found[chosen, run.topology] = f"{chosen} in {run.topology}: {trained:,.0f} ({trained / whole:.2%})"
+    return [f"Parameters trained, as a share of the model's: {'; '.join(found.values())}."] if found else []
 
 
 def notes(records: Records) -> list[str]:
@@ -98,7 +127,10 @@ def notes(records: Records) -> list[str]:
     if hidden or any(name.startswith("data.") for name, _ in records.differences):
         told = ", ".join(f"{name} ({_some(values)})" for name, values in records.differences)
         found.append(f"the runs differ in more than topology, learning rate and seed: {told}")
-    small = sum(getattr(run.config.model, "first_logits", "standard") == "small" for run in records.runs)
+    small = sum(
+        run.config.train.init_from is None and getattr(run.config.model, "first_logits", "standard") == "small"
+        for run in records.runs
+    )
     if small:
         found.append(
             f"{small} of {len(records.runs)} runs start with small first logits, a rule of this library; the published "

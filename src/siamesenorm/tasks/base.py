@@ -89,6 +89,10 @@ class Task(ABC):
     def build_model(self) -> nn.Module:
         """The model with its first weights."""
 
+    def notes(self) -> list[str]:
+        """What is to be said of the data when training begins, a sentence each."""
+        return []
+
     @abstractmethod
     def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> Loader:
         """Batches of a rank from a sample on."""

@@ -5,22 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from siamesenorm.data.answers import answer_tokens
 from siamesenorm.data.arithmetic import Arithmetic
 from siamesenorm.data.atomic import write_json
+from siamesenorm.data.chat import chat_template
 from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.examples import is_examples
 from siamesenorm.data.held_out import NEEDED
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
 from siamesenorm.data.reading import named_path, read_object
 from siamesenorm.data.sources import EMBEDDED
 from siamesenorm.data.texts import is_text, text_tokens
-from siamesenorm.data.tokenizer import FILE, Tokenizer, load_tokenizer, save_tokenizer
+from siamesenorm.data.tokenizer import FILE, SETTINGS, Tokenizer, load_tokenizer, save_tokenizer
 from siamesenorm.data.tokens import Tokens, open_tokens
 
 if TYPE_CHECKING:
     from siamesenorm.tasks.language_config import TextDataConfig
-
-SETTINGS = "tokenizer_config.json"
 
 
 def is_embedded(name: str) -> bool:
@@ -39,6 +40,11 @@ def is_plain_text(name: str) -> bool:
     return not is_embedded(name) and not is_prepared(name) and is_text(Path(name))
 
 
+def is_answered(name: str) -> bool:
+    """Whether a corpus is JSONL of examples, whose answers are learnt."""
+    return is_plain_text(name) and is_examples(Path(name))
+
+
 def open_corpus(name: str, data: TextDataConfig, split: str) -> Tokens:
     """The tokens of a corpus in one split; arrays have none and are taken whole.
 
@@ -55,7 +61,10 @@ def open_corpus(name: str, data: TextDataConfig, split: str) -> Tokens:
         )
     if is_plain_text(name):
         divided = data.validation is None or (name in data.train and name in data.validation)
-        return text_tokens(name, split if divided else None, data.tokenizer)
+        side = split if divided else None
+        if is_answered(name):
+            return answer_tokens(name, side, data.tokenizer, data.template, sequence_length=data.sequence_length)
+        return text_tokens(name, side, data.tokenizer)
     return open_tokens(name, split=split, dtype=data.dtype, eos_id=data.eos_id)
 
 
@@ -94,7 +103,10 @@ def save_tokenizer_of(data: TextDataConfig, folder: Path) -> None:
     """Write the tokenizer into a folder, from which `load_saved_tokenizer` reads it."""
     tokenizer = tokenizer_of(data)
     save_tokenizer(tokenizer, folder / FILE)
-    write_json(folder / SETTINGS, {"eos_token": tokenizer.eos_token})
+    settings = {"eos_token": tokenizer.eos_token}
+    if any(map(is_answered, data.train)) and (template := chat_template(data.tokenizer, data.template)) is not None:
+        settings["chat_template"] = template
+    write_json(folder / SETTINGS, settings)
 
 
 def load_saved_tokenizer(folder: Path) -> Tokenizer:
@@ -106,3 +118,12 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
     except DataError:
         eos = None
     return load_tokenizer(folder / FILE, eos if isinstance(eos, str) else None)
+
+
+def saved_template(folder: Path) -> str | None:
+    """The chat template that a run has learnt, where it has."""
+    try:
+        found = read_object(folder / SETTINGS, "run").get("chat_template")
+    except DataError:
+        return None
+    return found if isinstance(found, str) else None

@@ -128,6 +128,11 @@ class LanguageTask(Task):
         """A language model with its first weights."""
         return LanguageModel(self.model_config, seed=self.seed)
 
+    def notes(self) -> list[str]:
+        """How examples were packed."""
+        held_out = (data.tokens for data in self.held_out.values())
+        return [tokens.note for tokens in (*self.data.corpora, *held_out) if tokens.note]
+
     def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> BatchLoader:
         """A rank's part of each global batch."""
         return BatchLoader(
@@ -153,8 +158,9 @@ class LanguageTask(Task):
         return Loss(output.loss, metrics)
 
     def weight(self, batch: Batch) -> Tensor | None:
-        """Scored tokens, where document masking leaves some out."""
-        return (batch["labels"] != IGNORED).sum() if self.data_config.document_masking else None
+        """Scored tokens, where document masking or questions leave some out."""
+        some = self.data_config.document_masking or self.data.marked
+        return (batch["labels"] != IGNORED).sum() if some else None
 
     @torch.no_grad()
     def evaluate(
@@ -288,9 +294,14 @@ class LanguageTask(Task):
         return 3 * length * flops_of_token(cast(LanguageModel, model), length)
 
     def chance_loss(self) -> float | None:
-        """Entropy of the frequencies of tokens, over the first sequences of training."""
+        """Entropy of the frequencies of tokens that are learnt, over the first sequences of training."""
         count = max(1, min(len(self.data), FREQUENCY_TOKENS // self.data_config.sequence_length))
-        counts = np.bincount(self.data.windows(np.arange(count, dtype=np.int64)).ravel())
+        samples = np.arange(count, dtype=np.int64)
+        learnt = self.data.windows(samples).ravel()
+        if self.data.marked:
+            labels = self.data.batch(samples)["labels"].numpy()
+            learnt = labels[labels != IGNORED]
+        counts = np.bincount(learnt)
         shares = counts[counts > 0] / counts.sum()
         return float(-(shares * np.log(shares)).sum())
 

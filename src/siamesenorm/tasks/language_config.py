@@ -19,7 +19,8 @@ class TextDataConfig(Section):
     train: Corpora = Field(
         min_length=1,
         description="Corpora: text files or folders of them, folders from `siamesenorm data prepare`, .npy arrays of "
-        "tokens or folders of them, or embedded ones: python-code, python-docs, arithmetic.",
+        "tokens or folders of them, JSONL of examples (prompt and answer, or messages) whose answers alone are learnt, "
+        "or embedded ones: python-code, python-docs, arithmetic.",
     )
     weights: Weights | None = Field(
         default=None, description="Share of each corpus in training; null: every sequence of all of them equally often."
@@ -30,7 +31,12 @@ class TextDataConfig(Section):
     tokenizer: str = Field(
         default="byte",
         min_length=1,
-        description="Of texts, embedded corpora and .npy arrays: byte, or a tokenizer.json.",
+        description="Of texts, examples, embedded corpora and .npy arrays: byte, a tokenizer.json or its folder.",
+    )
+    template: Literal["auto", "chat", "plain", "verbatim"] = Field(
+        default="auto",
+        description="How examples are written: chat: by the tokenizer's chat template; plain: User: … Assistant: …; "
+        "verbatim: prompt and answer alone; auto: chat where the tokenizer's folder has a template, else plain.",
     )
     sequence_length: int = Field(ge=1, le=2**24, description="Tokens of a sequence.")
     document_masking: bool = Field(

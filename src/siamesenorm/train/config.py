@@ -7,12 +7,13 @@ The sections here are the same for every task. ``model``, ``data`` and ``evaluat
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, SerializeAsAny, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
 
 from siamesenorm.tasks.base import Section
 
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 LARGEST_STEPS = 10**9
 LARGEST_BATCH = 2**24
 INDIFFERENT = ("about", "checkpoint", "evaluation", "logging", "parallel")
@@ -113,6 +114,13 @@ class StepsConfig(Section):
         description="same: init_from has the data's tokenizer and vocabulary; resize: rows of embedding and head are "
         "cut or added.",
     )
+    parameters: str = Field(
+        default="all",
+        min_length=1,
+        description="What is trained, the rest stays as it is: all; lora: factors beside matrices, see lora; residual: "
+        "the topology's own links, gates and norms; norms; a pattern of names such as blocks.0.*; or several, as in "
+        "lora+residual.",
+    )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Decides first weights, the order of data and dropout.")
 
     @model_validator(mode="after")
@@ -120,7 +128,30 @@ class StepsConfig(Section):
         if sum(length is not None for length in (self.steps, self.tokens, self.epochs)) != 1:
             given = f"steps = {self.steps}, tokens = {self.tokens} and epochs = {self.epochs}"
             raise ValueError(f"{given} is not allowed; it takes one of the three")
+        terms = [term.strip() for term in self.parameters.split("+")]
+        if not all(terms) or len(set(terms)) < len(terms) or ("all" in terms and len(terms) > 1):
+            raise ValueError(
+                f"parameters = {self.parameters!r} is not allowed; "
+                f"it takes all, or words and patterns with a + between them, each once"
+            )
+        if "lora" in terms and self.init_from is None:
+            raise ValueError(
+                f"parameters = {self.parameters!r} is not allowed without init_from; "
+                f"factors change weights that were trained before"
+            )
         return self
+
+
+class LoraConfig(Section):
+    """Factors of low rank that are trained in place of matrices, where train.parameters has lora."""
+
+    rank: int = Field(default=8, ge=1, le=2**14, description="Rank of the change of a matrix, fused ones as a whole.")
+    alpha: float = Field(default=16.0, gt=0, description="The change counts alpha / rank times.")
+    targets: Names = Field(
+        default=("qkv", "out", "up", "down"),
+        min_length=1,
+        description="Linear layers by their last name, or patterns of whole names such as blocks.0.attention.*.",
+    )
 
 
 class CheckpointConfig(Section):
@@ -198,6 +229,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = Field(description="AdamW or Muon, and what happens to gradients before it.")
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="The learning rate over the steps.")
     train: StepsConfig = Field(description="How long and in what form training runs.")
+    lora: LoraConfig = Field(default=LoraConfig(), description="Factors that are trained in place of matrices.")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="What is saved during the run.")
     evaluation: SerializeAsAny[BaseModel] = Field(description="What is measured on held-out data.")
     logging: LoggingConfig = Field(default=LoggingConfig(), description="What is shown and recorded.")

@@ -30,6 +30,7 @@ from siamesenorm.train.layout import plain_name
 from siamesenorm.train.manifest import Entry
 from siamesenorm.train.optimizer import build_optimizer, set_lr
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
+from siamesenorm.train.parameters import choose_parameters, has_lora, start_factors
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import share_of_peak
 from siamesenorm.train.starting import Starting
@@ -92,6 +93,7 @@ class Engine:
         self.model: nn.Module = apply_parallelism(
             model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=self.compiled
         )
+        start_factors(self.model, config.train.seed)
         if starting is not None:
             starting.put_into(self.model)
         self.ramps = [m for m in self.model.modules() if isinstance(m, Topology) and m.options.prores]
@@ -108,8 +110,13 @@ class Engine:
         divided = self.world.divides_weights
         with torch.device("meta") if self.task.in_parts and divided else contextlib.nullcontext():
             model = self.task.build_model()
-        checkpoint_activations(model, self.config.train.activation_checkpointing)
         self.flops_per_sample = self.task.flops_per_sample(model)
+        self.trained = choose_parameters(model, self.config)
+        if has_lora(self.config) and self.world.mode == "tp" and self.world.size > 1:
+            raise ConfigError("parallel.mode: 'tp' is not allowed with factors of LoRA; it takes ddp, fsdp or hsdp")
+        # backward computes gradients of all activations, but of trained weights alone
+        self.flops_per_sample *= (2 + self.trained.share) / 3
+        checkpoint_activations(model, self.config.train.activation_checkpointing)
         return model if divided else model.to(self.world.device)
 
     def _open(self) -> None:

@@ -145,6 +145,10 @@ class Loop:
         self.restore()
         self.world.agree(lambda: self.recorder.start(self.step, self.engine))
         self.world.agree(lambda: self._status("running"))
+        if self.config.train.parameters != "all":
+            self._note("parameters", self.engine.trained.sentence(self.config.train.parameters))
+        for sentence in self.task.notes():
+            self._note("data", sentence)
         self._say_held_out()
         if self.engine.compiled and self.step < self.config.steps:
             self._note("compile", "blocks are compiled in the first step; that takes up to a minute, once")
@@ -370,6 +374,7 @@ class Loop:
             higher_is_better=self.task.directions(self.evaluation),
             held_out=self.held_out,
             chance_loss=self.monitor.chance_loss,
+            parameters=asdict(self.engine.trained),
             seconds=round(self.seconds, 3),
             **facts,
         )

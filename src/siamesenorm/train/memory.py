@@ -13,6 +13,7 @@ from siamesenorm.tasks import Task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.parameters import share_of
 
 FLOAT = 4
 TRAINED = {"adamw": 4, "muon": 3}
@@ -47,7 +48,8 @@ def check_memory(config: RunConfig, task: Task, world: World) -> None:
 
 def least_memory(config: RunConfig, task: Task, world: World) -> Need:
     """A lower bound for one process."""
-    copies = TRAINED[config.optimizer.kind] + (config.train.ema is not None)
+    beside = TRAINED[config.optimizer.kind] - 1 + (config.train.ema is not None)
+    copies = 1 + beside * share_of(config, task.model_of)
     shards = world.size if world.mode in ("fsdp", "tp") else world.group if world.mode == "hsdp" else 1
     here = sharing(world)
     samples = config.train.batch_size / world.data_size

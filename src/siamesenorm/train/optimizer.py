@@ -2,7 +2,7 @@
 
 | parameter                                   | decayed                     | with ``kind: muon`` by |
 |---------------------------------------------|-----------------------------|------------------------|
-| matrices of attention, FFN and experts      | yes                         | Muon                   |
+| matrices of attention, FFN and experts, and factors of LoRA | yes         | Muon                   |
 | other matrices: head, router, topologies'   | yes                         | AdamW                  |
 | embeddings, and a head tied to one          | ``decay_embeddings``        | AdamW                  |
 | norm gains, biases, other vectors, scalars  | ``decay_vectors``           | AdamW                  |
@@ -95,6 +95,11 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         optimizer = adamw(others)
     elif hidden:
         optimizer = Muon(hidden, others, hidden_matrices(model), adamw, lr=config.lr, momentum=config.momentum)
+    elif hidden_matrices(model):
+        raise ConfigError(
+            "optimizer.kind: 'muon' is not allowed with this train.parameters, which has no matrix of attention or "
+            "FFN for it; it takes adamw"
+        )
     else:
         raise ConfigError(
             f"optimizer.kind: 'muon' is not allowed for {type(unwrap(model)).__name__}; it takes models with sublayers "

@@ -18,6 +18,7 @@ from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.language_folder import is_model_folder, open_model_folder
+from siamesenorm.layers.lora import is_factor
 from siamesenorm.models.stack import current_name
 from siamesenorm.tasks import Task
 from siamesenorm.train.config import RunConfig
@@ -43,6 +44,8 @@ class Starting:
         """Give a model, however it is spread over processes, these weights."""
         orders = dict(row_orders(model))
         for name, tensor in model_tensors(model).items():
+            if is_factor(name):
+                continue  # they start from nothing
             place(self.weights[name].to(tensor.device, tensor.dtype), tensor, orders.get(name))
 
 
@@ -57,7 +60,7 @@ def starting_weights(config: RunConfig, task: Task) -> Starting | None:
     if found is not None:
         _compare(ours, found, resize)
     if not resize:
-        _check_tokenizer(task, tokenizer)
+        check_tokenizer(task, tokenizer)
     with torch.device("meta"):
         expected = task.model_of(config).state_dict()
     weights = {current_name(name): tensor for name, tensor in weights.items()}
@@ -133,7 +136,7 @@ def _compare(ours: Mapping[str, Any], theirs: Mapping[str, Any], resize: bool, i
             raise ConfigError(f"{inside}.{name}: {value!r} does not fit {FIELD}, whose weights take {other!r}{more}")
 
 
-def _check_tokenizer(task: Task, tokenizer: Tokenizer | None) -> None:
+def check_tokenizer(task: Task, tokenizer: Tokenizer | None) -> None:
     """Raise where tokens of the data mean something else than those of the weights."""
     ours: Tokenizer | None = getattr(task, "tokenizer", None)
     if ours is None or tokenizer is None or ours.fingerprint == tokenizer.fingerprint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.reading import reason_of
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.layers.lora import merged, mergings
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import distillation, find_task
 from siamesenorm.tasks.corpora import load_saved_tokenizer, tokenizer_of
@@ -20,6 +22,7 @@ from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, RunFolder
+from siamesenorm.train.parameters import choose_parameters, has_lora
 from siamesenorm.train.weights import check_weights
 
 
@@ -62,8 +65,6 @@ def open_trained(folder: Path | str, task: str | None = None) -> Trained:
             raise ConfigError(f"run: {str(run.path / WEIGHTS)!r} cannot be read: {reason_of(error)}") from None
         step = int(run.status().get("step") or config.steps)
     else:
-        if any(tensor.is_meta for tensor in model.state_dict().values()):
-            model.to_empty(device="cpu")
         step = _load_checkpoint(model, config, run)
     return Trained(model.requires_grad_(False).eval(), config, step, run.path)
 
@@ -94,14 +95,21 @@ def _load_checkpoint(model: nn.Module, config: RunConfig, run: RunFolder) -> int
     checkpoint = store.latest() if (run.path / CHECKPOINTS).is_dir() else None
     if checkpoint is None:
         raise ConfigError(f"run: {str(run.path)!r} has neither {WEIGHTS} nor a complete checkpoint yet")
+    as_trained = copy.deepcopy(model) if has_lora(config) else model
+    choose_parameters(as_trained, config)
+    if any(tensor.is_meta for tensor in as_trained.state_dict().values()):
+        as_trained.to_empty(device="cpu")
     averaged: dict[str, Tensor] = {}
     if config.train.ema is not None:
-        averaged = {f"ema.{name}": torch.empty_like(tensor) for name, tensor in model.named_parameters()}
-    store.load(checkpoint, {"model": model, "tensors": averaged})
+        learnt = ((name, tensor) for name, tensor in as_trained.named_parameters() if tensor.requires_grad)
+        averaged = {f"ema.{name}": torch.empty_like(tensor) for name, tensor in learnt}
+    store.load(checkpoint, {"model": as_trained, "tensors": averaged})
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in as_trained.named_parameters():
             if f"ema.{name}" in averaged:
                 parameter.copy_(averaged[f"ema.{name}"])
+    if as_trained is not model:
+        model.load_state_dict(merged(as_trained.state_dict(), mergings(as_trained)), assign=True)
     return checkpoint.step
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file
+from siamesenorm.layers.lora import merged, mergings
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import WEIGHTS, RunFolder
-from siamesenorm.train.layout import row_orders, usual_rows, whole
+from siamesenorm.train.layout import row_orders, unwrap, usual_rows, whole
 from siamesenorm.train.manifest import Entry, check
 from siamesenorm.train.training_state import model_tensors
 
@@ -28,6 +29,7 @@ def gather_weights(
 ) -> dict[str, Tensor]:
     """Whole weights on the CPU under their plain names, rows in the usual order; one matrix at a time.
 
+    Factors of LoRA are merged into their matrices.
     tensors: others under the same names, such as averaged weights, in place of the model's. Every process must
     call this where the model is sharded; those with ``keep=False`` help and get nothing.
     """
@@ -38,7 +40,7 @@ def gather_weights(
         if keep:
             full = usual_rows(full, orders[name]) if name in orders else full
             gathered[name] = full.to("cpu", copy=True).contiguous()
-    return gathered
+    return merged(gathered, mergings(unwrap(model))) if keep else gathered
 
 
 def export_weights(

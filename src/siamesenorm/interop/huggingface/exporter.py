@@ -35,6 +35,7 @@ def export(
     overwrite: bool = False,
     generation: GenerationConfig | None = None,
     beside: Mapping[str, str] | None = None,
+    chat_template: str | None = None,
 ) -> Path:
     """Write config.json, generation_config.json, safetensors, the tokenizer's files and the model's source.
 
@@ -45,11 +46,14 @@ def export(
     dtype: of the weights on disk; default: as they are.
     generation: settings of generation; default: what the special tokens say.
     beside: other files by name, with their text.
+    chat_template: what the model was taught conversations by; the tokenizer then reads special tokens out of texts.
     The folder appears when it is complete and not before.
     """
     target = Path(directory)
     made = model if isinstance(model, SiameseNormForCausalLM) else from_language_model(model)
     reading = None if tokenizer is None else for_transformers(tokenizer, made.config.vocab_size)
+    if reading is not None and chat_template is not None:
+        reading.chat_template, reading.split_special_tokens = chat_template, False
     if dtype not in (None, made.dtype):
         made = copy.deepcopy(made).to(dtype)
     with staged(target, overwrite) as folder:
