@@ -49,8 +49,9 @@ def test_what_cannot_be_had_is_one_sentence(tmp_path, capsys):
     cases = {
         ("pre", "sandwich"): "sandwich: no setting is known",
         ("pre", "hybrid"): "norms inside sublayers",
-        ("pre", "siamese:form=plain"): "only form=post_pre",
+        ("pre", "siamese:form=plain"): "X has to be normed",
         ("pre", "nothing"): "unknown name",
+        ("pre", "siamese:prores=9"): "prores is not allowed",
         ("post", "siamese"): "it takes a model of pre",
         ("absent", "siamese"): "absent",
     }
@@ -70,3 +71,23 @@ def test_above_the_bound_nothing_is_written_unless_told(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     assert main([*command, "--force", "--no-remote-code"]) == 0
     assert (tmp_path / "out" / "graft.json").is_file()
+
+
+def test_a_short_text_will_do_and_the_source_takes_nothing_in(tmp_path, capsys):
+    source(tmp_path / "pre")
+    (tmp_path / "text").write_text("a short text")
+    (tmp_path / "shortest").write_text("a")
+    command = ["graft", str(tmp_path / "pre"), "--to", "widen", "--no-remote-code", "--text"]
+    assert main([*command, str(tmp_path / "text"), str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "graft.json").read_text())["fp32"]["tokens"] == 12
+    before = sorted((tmp_path / "pre").iterdir())
+    for text, out, words in (
+        ("shortest", "other", "1 tokens are too few"),
+        ("text", "pre/inside", "it lies in the source"),
+        ("text", "pre", "it lies in the source"),
+    ):
+        assert main([*command, str(tmp_path / text), str(tmp_path / out), "--overwrite"]) == 2
+        assert words in capsys.readouterr().err
+    assert sorted((tmp_path / "pre").iterdir()) == before
+    assert main(["graft", str(tmp_path / "pre"), str(tmp_path / "other"), "--to", "siamese", "--at", "3"]) == 2
+    assert "is a model and no run" in capsys.readouterr().err
