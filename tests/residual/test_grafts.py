@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from siamesenorm.residual import TOPOLOGIES, NormSpec, TopologyError
+from siamesenorm.residual.errors import NotExact
 from siamesenorm.residual.grafts import EXACT, compute_pre_norm, embedding_factor, exact_names
 
 from .stacks import PAIR, D, make, make_sublayers, randomise
@@ -83,8 +84,8 @@ def test_others_are_refused_by_name(name):
 
 def test_forms_of_siamese_without_an_exact_setting_are_refused():
     _, norms, final = pre_norm(NormSpec("rms"))
-    for options in ({"form": "plain"}, {"x": "deepnorm"}, {"y": "gr"}):
-        with pytest.raises(TopologyError, match="is not allowed in a graft"):
+    for options, words in (({"form": "plain"}, "seen raw"), ({"x": "deepnorm"}, "seen raw"), ({"y": "gr"}, "takes pre")):
+        with pytest.raises(NotExact, match=words):
             compute_pre_norm(make("siamese", BLOCKS, **options), norms, final)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,23 @@ def graft(
             min=1, max=10**9, help="A step that the run has a checkpoint of: DST goes on from there.", show_default=False
         ),
     ] = None,
+    ramp: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10**9,
+            help="For topologies that cannot compute the same: steps of training over which they come in, from the "
+            "source's function on.",
+            show_default=False,
+        ),
+    ] = None,
+    qk_norm: Annotated[
+        str | None,
+        typer.Option(help="A norm on queries and keys that the source has not: head or projection.", show_default=False),
+    ] = None,
+    regress: Annotated[
+        int, typer.Option(min=0, max=10**6, help="Steps of gradient on a block's new parameters, where they are not exact.")
+    ] = 10,
     text: Annotated[
         Path | None,
         typer.Option(help="Text of the certificate; default: an embedded one, or random tokens without a tokenizer."),
@@ -47,39 +64,48 @@ def graft(
     The new streams and gates are set so that nothing changes and gradients reach them. It ends with a certificate:
     largest and mean KL, top-1 agreement and perplexity before and after, in fp32 and bf16, also as graft.json.
     DST is a Hugging Face folder; of a run that is not finished, or with --at, a run that `siamesenorm train` goes on
-    with: step, schedule, data and moments are kept.
+    with: step, schedule, data and moments are kept. Where no setting computes the same, gains are calibrated and
+    regressed on the text, with the KL behind every stage; --ramp then begins with the source's function all the same.
     """
     import json
 
-    from siamesenorm.models.lm.grafting import certify, graft_exactly
+    from siamesenorm.models.lm.grafting import certify
+    from siamesenorm.models.lm.transplant import transplant
     from siamesenorm.train.errors import ConfigError
 
     if not bound >= 0:
         raise ConfigError(f"--bound: {bound} is not allowed; it takes a number from 0")
+    if qk_norm not in (None, "head", "projection"):
+        raise ConfigError(f"--qk-norm: {qk_norm!r} is not allowed; it takes head or projection")
     opened = open_source(source, at)
+    live = opened.live
     check_place(opened, target, overwrite)
-    after, carried = graft_exactly(opened.model, to)
     ids, of = certificate_tokens(opened.model, opened.tokenizer, text, tokens)
-    certificate = {"source": str(source), "topology": to, "text": of, "bound": bound}
-    certificate |= {} if opened.live is None else {"step": opened.live.step}
-    certificate |= certify(opened.model, after, ids)
+    options: dict[str, Any] = {"ramp": ramp, "qk_norm": qk_norm, "regression": regress}
+    made = transplant(opened.model, to, ids, start=0 if live is None else live.step, **options)
+    certificate = {"source": str(source), "topology": made.model.config.topology, "text": of, "bound": bound}
+    certificate |= {} if live is None else {"step": live.step}
+    if made.stages:
+        certificate |= {"stages": {name: asdict(stage) for name, stage in made.stages.items()}, "kept": made.kept}
+    certificate |= certify(opened.model, made.model, ids)
     for line in in_words(certificate):
         typer.echo(line)
     if not certificate["fp32"]["largest_kl"] <= bound and not force:
+        blending = "; --ramp STEPS begins with the source's function" if made.stages and ramp is None else ""
         raise ConfigError(
             f"--bound: the largest KL {certificate['fp32']['largest_kl']:.3g} is above {bound:g}; nothing is written "
-            "without --force"
+            f"without --force{blending}"
         )
     beside = {CERTIFICATE: json.dumps(certificate, indent=2) + "\n"}
-    if opened.live is not None:
-        averaged = graft_exactly(opened.live.averaged_model(), to)[0] if opened.live.averaged else None
-        opened.live.go_on_as(after, carried, target, averaged=averaged, beside=beside)
-        typer.echo(f"{target}: stands at step {opened.live.step}; siamesenorm train {target} goes on")
+    if live is not None:
+        averaged = made.again(live.averaged_model()) if live.averaged else None
+        live.go_on_as(made.model, made.carried, target, averaged=averaged, beside=beside)
+        typer.echo(f"{target}: stands at step {live.step}; siamesenorm train {target} goes on")
         return
     from siamesenorm.interop.huggingface import export
 
-    options: dict[str, Any] = {"remote_code": remote_code, "overwrite": overwrite, "generation": opened.generation}
-    export(after, target, tokenizer=opened.tokenizer, beside=beside, **options)
+    options = {"remote_code": remote_code, "overwrite": overwrite, "generation": opened.generation}
+    export(made.model, target, tokenizer=opened.tokenizer, beside=beside, **options)
     typer.echo(str(target))
 
 
@@ -161,8 +187,13 @@ def seeded() -> Any:
 
 
 def in_words(certificate: dict[str, Any]) -> list[str]:
-    """The certificate, a line a precision."""
-    return [
+    """The certificate, a line a stage and a line a precision."""
+    stages = [
+        f"{name}: KL {found['largest_kl']:.3g} at most, {found['mean_kl']:.3g} in the mean; top-1 agreement "
+        f"{100 * found['top1_agreement']:.2f} %; perplexity {found['perplexity_after']:.6g}"
+        for name, found in certificate.get("stages", {}).items()
+    ]
+    return stages + [
         f"{precision}: KL {found['largest_kl']:.2e} at most, {found['mean_kl']:.2e} in the mean; top-1 agreement "
         f"{100 * found['top1_agreement']:.2f} %; perplexity {found['perplexity_before']:.6g} before, "
         f"{found['perplexity_after']:.6g} after; {found['tokens']:,} tokens of {certificate['text']}"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from siamesenorm.residual.attention_residual import AttentionResidual
 from siamesenorm.residual.base import Topology
 from siamesenorm.residual.earlier import Dense, EmbeddingBack
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import NotExact, TopologyError
 from siamesenorm.residual.gated_residual import GatedLink, GatedResidual, GatedRows
 from siamesenorm.residual.hyper import Hyper
 from siamesenorm.residual.independent import Independent, IndependentLink, Widen
@@ -38,12 +38,12 @@ def compute_pre_norm(
 ) -> dict[nn.Parameter, nn.Parameter]:
     """Set every parameter of a topology so that it computes Pre-Norm with these norms, one a sublayer and the last.
 
-    Raises `TopologyError` where no such setting is known. Steps of `prores` are set to their end. The embedding has to
+    Raises `NotExact` where no such setting is known. Steps of `prores` are set to their end. The embedding has to
     be times `embedding_factor`. Returns the parameters that play the part of one of the norms', each with that one.
     """
     setting = EXACT.get(type(topology))
     if setting is None:
-        raise TopologyError(
+        raise NotExact(
             f"{topology.name}: no setting is known that computes Pre-Norm; it is for {', '.join(exact_names())}"
         )
     if len(norms) != len(topology.links):
@@ -87,7 +87,7 @@ def copy_norm(to: nn.Module | None, norm: nn.Module) -> tuple[nn.Module, nn.Modu
     for name, parameter in to.named_parameters():
         parameter.copy_(theirs.pop(name)) if name in theirs else parameter.fill_(1.0 if name == "weight" else 0.0)
     if theirs:
-        raise TopologyError(f"norm: its {min(theirs)} has no place in {to}")
+        raise NotExact(f"norm: its {min(theirs)} has no place in {to}")
     return to, norm
 
 
@@ -113,7 +113,7 @@ def unscaled_gains(topology: Scaled, norms: Sequence[nn.Module], final: nn.Modul
     for link in topology.links:
         norm = cast(Norm, link.norm)
         if norm.weight is None or isinstance(norm, GatedNorm):
-            raise TopologyError(f"scaled: {norm} cannot make up for its scale; it takes rms or layer norms with a gain")
+            raise NotExact(f"scaled: {norm} cannot make up for its scale; it takes rms or layer norms with a gain")
         for parameter in norm.parameters():
             parameter.div_(float(cast(Tensor, link.scale)))
     return [last]
@@ -131,7 +131,7 @@ def added_rows(topology: Widen, norms: Sequence[nn.Module], final: nn.Module) ->
 def nothing_comes_back(topology: EmbeddingBack, norms: Sequence[nn.Module], final: nn.Module) -> Copied:
     """r = 1, z = b = 0."""
     if topology.options.normed_start:
-        raise TopologyError("x0: normed_start = true is not allowed; the stream has to start from the embedding itself")
+        raise NotExact("x0: normed_start = true is not allowed; the stream has to start from the embedding itself")
     topology.b.zero_()
     for link in topology.links:
         if hasattr(link, "r"):
@@ -159,7 +159,7 @@ def half_open_gates(topology: GatedResidual, norms: Sequence[nn.Module], final: 
     uneven = uneven / uneven.mean()
     for rows, norm in zip([*topology.links, topology.last_read], [*norms, final], strict=True):
         if type(norm) is not RMSNorm or norm.bias is not None:
-            raise TopologyError(f"gr: {type(norm).__name__} cannot become its gains; it takes RMSNorm without a bias")
+            raise NotExact(f"gr: {type(norm).__name__} cannot become its gains; it takes RMSNorm without a bias")
         assert isinstance(rows, GatedRows)
         gain = torch.ones_like(rows.weight[0]) if norm.weight is None else norm.weight
         rows.weight.copy_(2 * gain * uneven.to(gain))
@@ -176,29 +176,30 @@ def sleeping_x(topology: Siamese, norms: Sequence[nn.Module], final: nn.Module) 
     The gains at 0 have gradients, so that X wakes up. For hybrid_pre it is the same function of the same sublayers:
     those of a Pre-Norm model with norms on queries, keys and values.
     """
-    starts_normed = all(type(link.x) in (PostStartLink, RawLink) for link in topology.links)
-    if not starts_normed or topology.x.final_norm is None or type(topology.y) is not Pre:
-        form = f"x = {topology.x.name}, y = {topology.y.name}"
-        why = "X has to be normed before it is first seen (form=post_pre or hybrid_pre), and Y to be pre"
-        raise TopologyError(f"siamese: {form} is not allowed in a graft; {why}")
+    if type(topology.y) is not Pre:
+        raise NotExact(f"siamese: y = {topology.y.name} cannot be set to compute Pre-Norm; it takes pre")
     copied: Copied = []
     for link, norm in zip(topology.links, norms, strict=True):
         assert isinstance(link, PairLink)
-        if link.gain is None:
-            switch_off(link.x.norm)
-        else:
+        for norm_x in link.x.children():
+            switch_off(norm_x)
+        if link.gain is not None:
             link.gain.zero_()
         norm_y = cast(nn.Module, link.y.norm)
         copied.append(copy_norm(norm_y if link.input_norm is None else link.input_norm, norm))
-    switch_off(topology.x.final_norm)
+    if topology.x.final_norm is not None:
+        switch_off(topology.x.final_norm)
     last = topology.y.final_norm if topology.final_norm is None else topology.final_norm
-    return [*copied, copy_norm(last, final)]
+    copied.append(copy_norm(last, final))
+    if type(topology.links[0].x) not in (PostStartLink, RawLink):  # all is set but for the first reading
+        raise NotExact(f"siamese: x = {topology.x.name} is seen raw once, at first; form=post_pre or hybrid_pre is not")
+    return copied
 
 
 def switch_off(norm: Any) -> None:
     """N_X = 0."""
     if norm.weight is None:
-        raise TopologyError("siamese: norms without a gain cannot be switched off")
+        raise NotExact("siamese: norms without a gain cannot be switched off")
     norm.weight.zero_()
     if norm.bias is not None:
         norm.bias.zero_()

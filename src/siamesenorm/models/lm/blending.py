@@ -11,7 +11,8 @@ from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.residual import Residual, TopologyError
 from siamesenorm.residual.blend import SEPARATOR, Blend
-from siamesenorm.residual.grafts import EXACT, compute_pre_norm, copy_norm
+from siamesenorm.residual.errors import NotExact
+from siamesenorm.residual.grafts import compute_pre_norm, copy_norm
 from siamesenorm.residual.pre import PreLink
 
 Carried = dict[str, str]
@@ -34,21 +35,19 @@ def blend(
     had = model.config.qk_norm
     if qk_norm not in (None, had) and had != "none":
         raise TopologyError(f"graft: qk_norm = {qk_norm!r} is not allowed; the source has {had!r}")
-    Residual(topology, model.config.dim, model.config.blocks, needs="waived", device="meta")  # says what is wrong
-    to = topology.replace(",", SEPARATOR)
-    changed = {
-        "topology": f"blend:to={to},steps={steps},start={start},qk_norm={had}",
-        "qk_norm": qk_norm or had,
-    }
+    name = f"blend:to={topology.replace(',', SEPARATOR)},steps={steps},start={start},qk_norm={had}"
+    for wanted in (topology, name):  # either says what is wrong with it
+        Residual(wanted, model.config.dim, model.config.blocks, device="meta")
+    changed = {"topology": name, "qk_norm": qk_norm or had}
     blended = LanguageModel(LMConfig.model_validate({**model.config.model_dump(), **changed}), seed=0)
     blended = blended.to(model.embedding.weight)
     residual, source = blended.residual, model.residual
     assert isinstance(residual, Blend)
     norms: list[Any] = [link.norm for link in source.links]
     assert source.final_norm is not None
-    if type(residual.target) in EXACT:
+    try:
         compute_pre_norm(residual.target, norms, source.final_norm)
-    else:
+    except NotExact:
         for link, norm in zip(residual.target.links, norms, strict=True):
             if isinstance(link, PreLink):
                 copy_norm(link.norm, norm)

@@ -14,6 +14,7 @@ from torch import Tensor
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.residual import Residual, TopologyError
+from siamesenorm.residual.errors import NotExact
 from siamesenorm.residual.grafts import compute_pre_norm, embedding_factor
 
 
@@ -41,7 +42,7 @@ def graft_exactly(model: LanguageModel, topology: str) -> tuple[LanguageModel, d
     for place in grafted.residual.places:
         ours, theirs = (m.residual.needs(place) for m in (grafted, model))
         if ours != theirs:
-            raise TopologyError(f"graft: {topology} wants norms inside sublayers that the source does not have")
+            raise NotExact(f"graft: {topology} wants norms inside sublayers that the source does not have")
     grafted = grafted.to(model.embedding.weight)
     own, new = dict(grafted.named_parameters()), grafted.residual_parameters()
     source = dict(model.named_parameters())
