@@ -84,7 +84,11 @@ def test_others_are_refused_by_name(name):
 
 def test_forms_of_siamese_without_an_exact_setting_are_refused():
     _, norms, final = pre_norm(NormSpec("rms"))
-    for options, words in (({"form": "plain"}, "seen raw"), ({"x": "deepnorm"}, "seen raw"), ({"y": "gr"}, "takes pre")):
+    for options, words in (
+        ({"form": "plain"}, "seen raw"),
+        ({"x": "deepnorm"}, "seen raw"),
+        ({"y": "gr"}, "takes pre"),
+    ):
         with pytest.raises(NotExact, match=words):
             compute_pre_norm(make("siamese", BLOCKS, **options), norms, final)
 

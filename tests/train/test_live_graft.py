@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from siamesenorm.cli import main
+from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.live_graft import open_live
 from siamesenorm.train.loop import train
@@ -106,7 +107,7 @@ def test_several_processes_go_on_from_it(run, tmp_path):
     [
         (["--at", "5"], "has no sound checkpoint of that step; it takes one of 3, 6, 9, 12"),
         (["--bound", "0"], "is above 0"),
-        (["--to", "sandwich"], "no setting is known"),
+        (["--to", "sandwich", "--regress", "0"], "--ramp STEPS begins with the source's function"),
     ],
 )
 def test_what_cannot_be_had_leaves_nothing(run, tmp_path, capsys, options, words):
@@ -126,3 +127,25 @@ def test_an_unfinished_run_goes_on_and_a_finished_one_becomes_a_model(run, tmp_p
     assert main(["graft", str(run), str(tmp_path / "model"), *command]) == 0
     assert (tmp_path / "model" / "config.json").is_file()
     assert main(["graft", str(half), str(tmp_path / "live"), *command]) == 2  # never over another
+
+
+def test_another_topology_comes_in_over_steps_and_settles_in_a_run_that_goes_on(run, tmp_path, capsys):
+    half = tmp_path / "half"
+    assert graft(run, half, "--ramp", "3", "--regress", "1", to="hybrid") == 0
+    certificate = json.loads((half / "graft.json").read_text())
+    assert list(certificate["stages"]) == ["copied", "calibrated", "regressed"]
+    assert certificate["fp32"]["largest_kl"] < 1e-12
+    assert train(RunFolder(half).config(), half).state == "finished"
+    ours, theirs = losses(half), losses(run)
+    assert ours[7] == pytest.approx(theirs[7], rel=1e-6)  # b = 0
+    assert ours[8] != pytest.approx(theirs[8], rel=1e-6)
+    shares = [float(ramp.value) for ramp in ramps_of(open_live(half, 9).model)]
+    assert shares == pytest.approx([2 / 3] * len(shares))
+    assert graft(half, tmp_path / "early", "--at", "9", to="hybrid") == 2
+    assert "b = 0.666667 only" in capsys.readouterr().err
+    assert graft(half, tmp_path / "settled", "--at", "12", to="hybrid") == 0
+    blended, settled = open_live(half, 12), open_live(tmp_path / "settled")
+    assert settled.config.model.topology == "hybrid"
+    moments = [state["exp_avg"].any() for state in settled.optimizer.state.values() if "exp_avg" in state]
+    assert all(moments)
+    assert settled.averaged["head.weight"].equal(blended.averaged["head.weight"])

@@ -25,7 +25,10 @@ def graft(
     at: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10**9, help="A step that the run has a checkpoint of: DST goes on from there.", show_default=False
+            min=1,
+            max=10**9,
+            help="A step that the run has a checkpoint of: DST goes on from there.",
+            show_default=False,
         ),
     ] = None,
     ramp: Annotated[
@@ -40,10 +43,13 @@ def graft(
     ] = None,
     qk_norm: Annotated[
         str | None,
-        typer.Option(help="A norm on queries and keys that the source has not: head or projection.", show_default=False),
+        typer.Option(
+            help="A norm on queries and keys that the source has not: head or projection.", show_default=False
+        ),
     ] = None,
     regress: Annotated[
-        int, typer.Option(min=0, max=10**6, help="Steps of gradient on a block's new parameters, where they are not exact.")
+        int,
+        typer.Option(min=0, max=10**6, help="Steps of gradient on a block's new parameters, where they are not exact."),
     ] = 10,
     text: Annotated[
         Path | None,
@@ -83,7 +89,12 @@ def graft(
     ids, of = certificate_tokens(opened.model, opened.tokenizer, text, tokens)
     options: dict[str, Any] = {"ramp": ramp, "qk_norm": qk_norm, "regression": regress}
     made = transplant(opened.model, to, ids, start=0 if live is None else live.step, **options)
-    certificate = {"source": str(source), "topology": made.model.config.topology, "text": of, "bound": bound}
+    certificate: dict[str, Any] = {
+        "source": str(source),
+        "topology": made.model.config.topology,
+        "text": of,
+        "bound": bound,
+    }
     certificate |= {} if live is None else {"step": live.step}
     if made.stages:
         certificate |= {"stages": {name: asdict(stage) for name, stage in made.stages.items()}, "kept": made.kept}

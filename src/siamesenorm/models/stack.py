@@ -168,7 +168,7 @@ class Stack(nn.Module, ABC, Generic[Config]):
             self.block_class(self.make_attention(first), self.make_ffn(second), links[k : k + 2], topology)
             for k, first, second in zip(range(0, len(places), 2), places[::2], places[1::2], strict=True)
         )
-        sublayers = [sublayer for block in self.blocks for sublayer in block.sublayers]
+        sublayers = [part for block in self.blocks for name, part in block.named_children() if name != "links"]
         topology.lent = [ramp for sublayer in sublayers for ramp in ramps_of(sublayer)]
 
     def init_weights(self, seed: int | None = None, around: Around = nullcontext) -> None:

@@ -310,7 +310,7 @@ class Topology(NeedsOnOffer, nn.Module):
     @property
     def ramps(self) -> list[Ramp]:
         """Everything that changes with the step: its own, its links', and what sublayers have taken from it."""
-        return [ramp for module in (self, *self.links, *self.lent) for ramp in ramps_of(module)]  # type: ignore[arg-type]
+        return [ramp for module in (self, *self.links, *self.lent) for ramp in ramps_of(module)]
 
     def start(self, x: Tensor) -> Flow:
         """Begin a pass: a `Flow` that sublayers are sent through one by one."""

@@ -95,9 +95,7 @@ class Blend(Topology):
             raise TopologyError(f"blend: {shown(self.options.to)} is not allowed; it takes topologies without prores")
         blocks: list[list[str]] = kinds_of(self.places)
         self.source = Pre(self.dim, blocks, norm=self.norms, needs="waived", part=True)
-        self.target = TOPOLOGIES[name](
-            self.dim, blocks, norm=self.norms, needs="waived", part=True, options=options
-        )
+        self.target = TOPOLOGIES[name](self.dim, blocks, norm=self.norms, needs="waived", part=True, options=options)
         del self.target.links
         self.target.links = []  # type: ignore[assignment]  # a plain list: the blend's links own them
         self.share = Share(self.options.start, self.options.steps)

@@ -66,8 +66,8 @@ def next_reading(model: LanguageModel, link: nn.Module, x: Tensor) -> Tensor:
     links = list(model.residual.links)
     number = links.index(link) + 1
     if number == len(links):
-        return model.residual.source.close(x)  # type: ignore[no-any-return, union-attr, operator]
-    return links[number].source.read(x)[1]  # type: ignore[no-any-return, union-attr, operator]
+        return model.residual.source.close(x)  # type: ignore[union-attr, operator]
+    return links[number].source.read(x)[1]  # type: ignore[union-attr, operator]
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def fitting(module: nn.Module, wanted: Callable[[], Any] | None = None) -> Itera
         if isinstance(target, tuple):
             output, following = target
             target = output if u.shape == output.shape and torch.equal(u, output) else following
-        if target.shape == u.shape and bool(norm.weight.any()):  # type: ignore[operator, union-attr]
+        if target.shape == u.shape and bool(norm.weight.any()):  # type: ignore[operator]
             fit(norm, u, target)
 
     grown = {inner.norm for inner in module.modules() if isinstance(inner, Growing)}
@@ -179,7 +179,7 @@ def readings(source: LanguageModel, ids: Tensor) -> list[Tensor]:
     found: list[Tensor] = []
     for number, block in enumerate(source.blocks):
         if number:
-            found.append(block.links[0].read(x)[1])  # type: ignore[index, union-attr, operator]
+            found.append(block.links[0].read(x)[1])  # type: ignore[index, union-attr]
         x = block(x, context)[0]
     return [*found, source.residual.close(x)]
 

@@ -95,7 +95,9 @@ def transplant(
     if ramp is not None:
         return Transplant(blended, carried, again, stages, kept)
     settled, names = settle(blended)
-    return Transplant(settled, {n: carried[there] for n, there in names.items() if there in carried}, again, stages, kept)
+    return Transplant(
+        settled, {n: carried[there] for n, there in names.items() if there in carried}, again, stages, kept
+    )
 
 
 def _stages(
