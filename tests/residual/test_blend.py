@@ -32,6 +32,14 @@ def test_it_is_pre_norm_at_first_and_the_other_at_last(name):
         blend.set_step(step)
         assert torch.equal(blend(x, sublayers), whole(x, sublayers))
     blend.set_step(6)
+    flow = blend.start(x)
+    for sublayer in sublayers:
+        before = flow.streams
+        flow.through(sublayer)
+    seen = blend.links[-1].summands(before, blend.links[-2])
+    assert_close(sum(seen.parts), blend.links[-1].read(before)[1])
+    assert len(seen.parts) == len(blend.named_streams(before))
+    assert_close(sum(blend.summands_at_end(flow.streams, blend.links[-1]).parts), flow.close())
     half = blend(x, sublayers)
     assert not torch.equal(half, other(x, sublayers)) or name == "pre"
     half.square().mean().backward()
