@@ -13,6 +13,7 @@ from siamesenorm.catalogue import TopologyFacts, catalogue
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
+import grafts  # noqa: E402
 import tables  # noqa: E402
 
 
@@ -107,6 +108,7 @@ PARTS = {
         "cost-topologies": partial(tables.topologies, "", brief=True),
     },
     "docs/costs.md": {name: partial(make, "../") for name, make in tables.PARTS.items()},
+    "docs/grafts.md": {"grafts": grafts.table_of_results},
     "docs/topologies.md": {"sections": sections},
     "docs/map.md": {"map": source_map},
 }

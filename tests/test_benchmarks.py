@@ -177,3 +177,12 @@ def test_memory_and_first_steps_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     assert "| `pre@eager` | 1.00 | " in tables.memory("")
     assert "| `pre@compiled` | " in tables.compile_time("")
+
+
+def test_grafts_are_measured_stage_by_stage(monkeypatch, tmp_path, capsys):
+    found = run(monkeypatch, "grafts", tmp_path / "grafts.json")["grafts"]
+    assert list(found["siamese"]) == ["exact"]
+    assert list(found["post"]) == ["copied", "calibrated", "regressed", "ramp"]
+    assert found["siamese"]["exact"]["mean_kl"] < 1e-6
+    assert found["post"]["ramp"]["largest_kl"] < 1e-9
+    assert "| `post` | – |" in capsys.readouterr().out

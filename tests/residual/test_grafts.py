@@ -5,7 +5,8 @@ import torch
 from torch.testing import assert_close
 
 from siamesenorm.residual import TOPOLOGIES, NormSpec, TopologyError
-from siamesenorm.residual.grafts import EXACT, compute_pre_norm, exact_names
+from siamesenorm.residual.errors import NotExact
+from siamesenorm.residual.grafts import EXACT, compute_pre_norm, embedding_factor, exact_names
 
 from .stacks import PAIR, D, make, make_sublayers, randomise
 
@@ -13,6 +14,9 @@ BLOCKS = 3
 TEXTS = [
     *exact_names(),
     "siamese:depth_scaling=none",
+    "siamese:form=hybrid_pre",
+    "siamese:input_norm=false",
+    "siamese:form=hybrid_pre,input_norm=false,final_norm=false",
     "attnres:blocks=0",
     "gr:rate=2",
     "ihc:rate=3",
@@ -43,7 +47,7 @@ def test_the_function_stays_the_same(text, kind):
     compute_pre_norm(grafted, norms, final)
     x = torch.randn(2, 5, D, dtype=torch.float64)
     close = SCALE_FREE.get(text.partition(":")[0], 1e-9)
-    assert_close(grafted(x, sublayers), pre(x, sublayers), rtol=close, atol=close)
+    assert_close(grafted(x * embedding_factor(grafted), sublayers), pre(x, sublayers), rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -80,6 +84,23 @@ def test_others_are_refused_by_name(name):
 
 def test_forms_of_siamese_without_an_exact_setting_are_refused():
     _, norms, final = pre_norm(NormSpec("rms"))
-    for form in ("plain", "hybrid_pre"):
-        with pytest.raises(TopologyError, match="only form=post_pre"):
-            compute_pre_norm(make("siamese", BLOCKS, form=form), norms, final)
+    for options, words in (
+        ({"form": "plain"}, "seen raw"),
+        ({"x": "deepnorm"}, "seen raw"),
+        ({"y": "gr"}, "takes pre"),
+    ):
+        with pytest.raises(NotExact, match=words):
+            compute_pre_norm(make("siamese", BLOCKS, **options), norms, final)
+
+
+@pytest.mark.parametrize("name", sorted(set(exact_names()) - {"gr", "scaled"}))
+def test_gated_norms_keep_their_gates(name):
+    norm = NormSpec("gated", eps=1e-30)
+    pre, norms, final = pre_norm(norm)
+    grafted, sublayers = make(name, BLOCKS, norm=norm), make_sublayers([PAIR] * BLOCKS)
+    carried = compute_pre_norm(grafted, norms, final)
+    x = torch.randn(2, 5, D, dtype=torch.float64)
+    close = SCALE_FREE.get(name, 1e-9)
+    assert_close(grafted(x * embedding_factor(grafted), sublayers), pre(x, sublayers), rtol=close, atol=close)
+    assert set(carried.values()) == set(pre.parameters())
+    assert all(torch.equal(there, here) for there, here in carried.items())

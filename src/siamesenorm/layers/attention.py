@@ -117,14 +117,15 @@ class Attention(nn.Module):
         self.out = Linear(inner, dim, bias=bias)
         self.norm_kind = combine_norms(needs.attention_norm, qk_norm)
         self.q_norm = self.k_norm = self.v_norm = self.out_norm = None
+        q, k, v, out = (needs.inner(name, norm) for name in ("q", "k", "v", "out"))
         if self.norm_kind == "qk_projection":
-            self.q_norm, self.k_norm = norm(inner), norm(inner_kv)
+            self.q_norm, self.k_norm = q(inner), k(inner_kv)
         elif self.norm_kind != "none":
-            self.q_norm, self.k_norm = norm(head_dim), norm(head_dim)
+            self.q_norm, self.k_norm = q(head_dim), k(head_dim)
         if self.norm_kind == "qkv_head":
-            self.v_norm = norm(head_dim)
+            self.v_norm = v(head_dim)
         if needs.output_norm:
-            self.out_norm = norm(inner)
+            self.out_norm = out(inner)
         self.attend: Attend = attend
 
     def forward(self, h: Tensor, context: AttentionContext) -> Tensor:

@@ -45,7 +45,7 @@ class MLP(nn.Module):
         self.activation = activation
         self.up = Linear(dim, 2 * hidden if activation in GATED else hidden, bias=bias)
         self.down = Linear(hidden, dim, bias=bias)
-        self.out_norm = norm(hidden) if needs.output_norm else None
+        self.out_norm = needs.inner("out", norm)(hidden) if needs.output_norm else None
 
     def forward(self, h: Tensor) -> Tensor:
         """(..., dim) to the same."""

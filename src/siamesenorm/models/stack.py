@@ -22,6 +22,7 @@ from siamesenorm.models.init import Around, FirstWeights
 from siamesenorm.residual import Place, Topology
 from siamesenorm.residual.flow import Streams, output_of
 from siamesenorm.residual.hooks import BACKWARD, FORWARD, everywhere, has_hooks
+from siamesenorm.residual.ramp import ramps_of
 
 Context = Any
 """What all blocks of one pass share: angles and masks, a condition, or nothing."""
@@ -166,6 +167,8 @@ class Stack(nn.Module, ABC, Generic[Config]):
             self.block_class(self.make_attention(first), self.make_ffn(second), links[k : k + 2], topology)
             for k, first, second in zip(range(0, len(places), 2), places[::2], places[1::2], strict=True)
         )
+        sublayers = [part for block in self.blocks for name, part in block.named_children() if name != "links"]
+        topology.lent = [ramp for sublayer in sublayers for ramp in ramps_of(sublayer)]
 
     def init_weights(self, seed: int | None = None, around: Around = nullcontext) -> None:
         """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`."""

@@ -26,10 +26,10 @@ from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.flow import Flow, Streams, check_output, output_of
 from siamesenorm.residual.needs import NeedsOnOffer, NeedsState, warn
-from siamesenorm.residual.norms import NormLike, NormRole, Norms
+from siamesenorm.residual.norms import NormFactory, NormLike, NormRole, Norms
 from siamesenorm.residual.options import Options
 from siamesenorm.residual.places import Blocks, Place, lay_out
-from siamesenorm.residual.ramp import Ramp
+from siamesenorm.residual.ramp import Growing, Ramp, Share, ramps_of
 from siamesenorm.residual.summands import Sum, mean_gain
 
 AttentionNorm = Literal["none", "qk_head", "qk_projection", "qkv_head"]
@@ -45,6 +45,14 @@ class SublayerNeeds:
     """On queries and keys (per head or over the whole projection) or on queries, keys and values; before RoPE."""
     output_norm: bool = False
     """A norm before the output projection of attention and FFN (Sub-LN)."""
+    growing: frozenset[str] = frozenset()
+    """Which norms grow in over training, of q, k, v and out (`blend`)."""
+    growth: tuple[int, int] = (0, 1)
+    """The step behind which they begin to, and over how many steps."""
+
+    def inner(self, name: str, norm: NormFactory) -> NormFactory:
+        """What makes the norm of this name."""
+        return (lambda width: Growing(norm(width), Share(*self.growth))) if name in self.growing else norm
 
 
 @dataclass(frozen=True)
@@ -292,18 +300,22 @@ class Topology(NeedsOnOffer, nn.Module):
         return self.close(streams)
 
     def check_step(self) -> None:
-        """Warn, once, where branches are to grow over training and nobody says how far it is."""
-        ramps = [link.ramp for link in self.links if link.ramp is not None] if self.training else []
-        if any(not ramp.is_set for ramp in ramps):  # type: ignore[union-attr]
-            warn(f"{self.name} has prores = {self.options.prores}; call residual.set_step(step) before every step")
-            for ramp in ramps:
-                ramp.is_set = True  # type: ignore[union-attr]  # said
+        """Warn, once, where something is to change over training and nobody says how far it is."""
+        unset = [ramp for ramp in self.ramps if not ramp.is_set] if self.training else []
+        if unset:
+            warn(f"{self.name}, {self.options}, changes over training; call residual.set_step(step) before every step")
+            for ramp in unset:
+                ramp.is_set = True  # said
 
     def set_step(self, step: int) -> None:
-        """Say which training step comes next, counted from 1; topologies with `prores` grow by it."""
-        for link in self.links:
-            if link.ramp is not None:
-                link.ramp.set_step(step)  # type: ignore[operator, union-attr]
+        """Say which training step comes next, counted from 1; topologies with `prores` grow by it, and blends."""
+        for ramp in self.ramps:
+            ramp.set_step(step)
+
+    @property
+    def ramps(self) -> list[Ramp]:
+        """Everything that changes with the step: its own, its links', and what sublayers have taken from it."""
+        return [ramp for module in (self, *self.links, *self.lent) for ramp in ramps_of(module)]
 
     def start(self, x: Tensor) -> Flow:
         """Begin a pass: a `Flow` that sublayers are sent through one by one."""

@@ -12,6 +12,10 @@ class TopologyError(ValueError):
     """A name, option, layout or shape that a topology cannot take; the message is one sentence."""
 
 
+class NotExact(TopologyError):
+    """A topology that cannot compute what another one does, as it is set up."""
+
+
 class UnmetNeedsWarning(UserWarning):
     """A topology runs without norms inside sublayers, or without first weights, that it is not itself without."""
 

@@ -15,30 +15,35 @@ from torch import Tensor, nn
 from siamesenorm.residual.attention_residual import AttentionResidual
 from siamesenorm.residual.base import Topology
 from siamesenorm.residual.earlier import Dense, EmbeddingBack
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.errors import NotExact, TopologyError
 from siamesenorm.residual.gated_residual import GatedLink, GatedResidual, GatedRows
 from siamesenorm.residual.hyper import Hyper
-from siamesenorm.residual.independent import Independent, IndependentLink
+from siamesenorm.residual.independent import Independent, IndependentLink, Widen
 from siamesenorm.residual.manifold import Manifold, ManifoldLite
-from siamesenorm.residual.norms import RMSNorm
-from siamesenorm.residual.post import Post
-from siamesenorm.residual.pre import LayerScale, Pre
+from siamesenorm.residual.norms import GatedNorm, Norm, RMSNorm
+from siamesenorm.residual.post import PostStartLink
+from siamesenorm.residual.pre import LayerScale, Pre, RawLink, Scaled
 from siamesenorm.residual.siamese import PairLink, Siamese
 from siamesenorm.residual.weighed import Zaya
 
-Setting = Callable[[Any, Sequence[nn.Module], nn.Module], None]
+Copied = list[tuple[nn.Module, nn.Module]]
+"""Norms that became those of Pre-Norm as they are: each with its source."""
+Setting = Callable[[Any, Sequence[nn.Module], nn.Module], Copied]
 EXACT: dict[type[Topology], Setting] = {}
 """How each topology is set; see `compute_pre_norm`."""
 
 
-def compute_pre_norm(topology: Topology, norms: Sequence[nn.Module], final: nn.Module) -> None:
+def compute_pre_norm(
+    topology: Topology, norms: Sequence[nn.Module], final: nn.Module
+) -> dict[nn.Parameter, nn.Parameter]:
     """Set every parameter of a topology so that it computes Pre-Norm with these norms, one a sublayer and the last.
 
-    Raises `TopologyError` where no such setting is known. Steps of `prores` are set to their end.
+    Raises `NotExact` where no such setting is known. Steps of `prores` are set to their end. The embedding has to
+    be times `embedding_factor`. Returns the parameters that play the part of one of the norms', each with that one.
     """
     setting = EXACT.get(type(topology))
     if setting is None:
-        raise TopologyError(
+        raise NotExact(
             f"{topology.name}: no setting is known that computes Pre-Norm; it is for {', '.join(exact_names())}"
         )
     if len(norms) != len(topology.links):
@@ -49,8 +54,14 @@ def compute_pre_norm(topology: Topology, norms: Sequence[nn.Module], final: nn.M
                 reset: Callable[[], None] = getattr(module, "reset_parameters", lambda: None)
                 reset()
         topology.reset_parameters()
-        setting(topology, norms, final)
+        copied = setting(topology, norms, final)
     topology.set_step(10**9)
+    return {to.get_parameter(name): parameter for to, norm in copied for name, parameter in norm.named_parameters()}
+
+
+def embedding_factor(topology: Topology) -> float:
+    """What the embedding of a Pre-Norm model is to be times, so that a topology computes the same."""
+    return 1 / topology.options.rate if isinstance(topology, Widen) else 1.0
 
 
 def exact_names() -> list[str]:
@@ -68,98 +79,127 @@ def sets(*topologies: type[Topology]) -> Callable[[Setting], Setting]:
     return register
 
 
-def copy_norm(to: nn.Module | None, norm: nn.Module) -> None:
-    """Gain and bias of a norm, which must be of the same kind."""
-    if type(to) is not type(norm):
+def copy_norm(to: nn.Module | None, norm: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Everything that a norm has learnt, to another one of the same kind."""
+    if to is None or type(to) is not type(norm):
         raise TopologyError(f"norm: {type(norm).__name__} cannot become {type(to).__name__}")
-    for name in ("weight", "bias"):
-        here, there = getattr(to, name), getattr(norm, name)
-        if there is not None and here is None:
-            raise TopologyError(f"norm: its {name} has no place in {to}")
-        if here is not None:
-            here.copy_(there) if there is not None else fill(to, name)
-
-
-def fill(norm: nn.Module, name: str) -> None:
-    """What a norm without a gain or bias has: 1 or 0."""
-    getattr(norm, name).fill_(1.0 if name == "weight" else 0.0)
+    theirs = dict(norm.named_parameters())
+    for name, parameter in to.named_parameters():
+        parameter.copy_(theirs.pop(name)) if name in theirs else parameter.fill_(1.0 if name == "weight" else 0.0)
+    if theirs:
+        raise NotExact(f"norm: its {min(theirs)} has no place in {to}")
+    return to, norm
 
 
 @sets(Pre, Hyper, Manifold, ManifoldLite, AttentionResidual, Dense, Zaya)
-def ordinary_start(topology: Any, norms: Sequence[nn.Module], final: nn.Module) -> None:
+def ordinary_start(topology: Any, norms: Sequence[nn.Module], final: nn.Module) -> Copied:
     """The ordinary start is Pre-Norm."""
-    for link, norm in zip(topology.links, norms, strict=True):
-        copy_norm(link.norm, norm)
-    copy_norm(topology.final_norm, final)
+    pairs = zip([*(link.norm for link in topology.links), topology.final_norm], [*norms, final], strict=True)
+    return [copy_norm(to, norm) for to, norm in pairs]
 
 
 @sets(LayerScale)
-def unit_gains(topology: LayerScale, norms: Sequence[nn.Module], final: nn.Module) -> None:
+def unit_gains(topology: LayerScale, norms: Sequence[nn.Module], final: nn.Module) -> Copied:
     """g = 1."""
-    ordinary_start(topology, norms, final)
     for link in topology.links:
         cast(Tensor, link.gain).fill_(1.0)
+    return ordinary_start(topology, norms, final)
+
+
+@sets(Scaled)
+def unscaled_gains(topology: Scaled, norms: Sequence[nn.Module], final: nn.Module) -> Copied:
+    """Gains times sqrt(l+1), which the sublayer's reading is divided by."""
+    *_, last = ordinary_start(topology, norms, final)
+    for link in topology.links:
+        norm = cast(Norm, link.norm)
+        if norm.weight is None or isinstance(norm, GatedNorm):
+            raise NotExact(f"scaled: {norm} cannot make up for its scale; it takes rms or layer norms with a gain")
+        for parameter in norm.parameters():
+            parameter.div_(float(cast(Tensor, link.scale)))
+    return [last]
+
+
+@sets(Widen)
+def added_rows(topology: Widen, norms: Sequence[nn.Module], final: nn.Module) -> Copied:
+    """a = 1: the sum of all rows, each begun with an n-th of the embedding (`embedding_factor`)."""
+    for link in topology.links:
+        cast(Tensor, link.a).fill_(1.0)
+    return ordinary_start(topology, norms, final)
 
 
 @sets(EmbeddingBack)
-def nothing_comes_back(topology: EmbeddingBack, norms: Sequence[nn.Module], final: nn.Module) -> None:
+def nothing_comes_back(topology: EmbeddingBack, norms: Sequence[nn.Module], final: nn.Module) -> Copied:
     """r = 1, z = b = 0."""
     if topology.options.normed_start:
-        raise TopologyError("x0: normed_start = true is not allowed; the stream has to start from the embedding itself")
-    ordinary_start(topology, norms, final)
+        raise NotExact("x0: normed_start = true is not allowed; the stream has to start from the embedding itself")
     topology.b.zero_()
     for link in topology.links:
         if hasattr(link, "r"):
             cast(Tensor, link.r).fill_(1.0)
             cast(Tensor, link.z).zero_()
+    return ordinary_start(topology, norms, final)
 
 
 @sets(Independent)
-def uneven_reads(topology: Independent, norms: Sequence[nn.Module], final: nn.Module) -> None:
+def uneven_reads(topology: Independent, norms: Sequence[nn.Module], final: nn.Module) -> Copied:
     """Rows stay equal, each written with 1 and read with another weight, of which the norm takes the sum away."""
-    ordinary_start(topology, norms, final)
     n, eps = topology.options.rate, topology.options.eps
     for link in topology.links:
         assert isinstance(link, IndependentLink)
         link.W[n:].zero_()
         link.b[n:].fill_(torch.logit(torch.tensor((1 - eps) / 2, dtype=torch.float64)).item())
         link.b[:n].add_(torch.linspace(-0.5, 0.5, n).to(link.b))
+    return ordinary_start(topology, norms, final)
 
 
 @sets(GatedResidual)
-def half_open_gates(topology: GatedResidual, norms: Sequence[nn.Module], final: nn.Module) -> None:
+def half_open_gates(topology: GatedResidual, norms: Sequence[nn.Module], final: nn.Module) -> Copied:
     """W_u = 0, so that G = 1/2, and gains 2 g a_j with mean(a) = 1, each row another; W_w = 0, so that s = 1."""
     uneven = torch.linspace(0.5, 1.5, topology.options.rate, dtype=torch.float64).unsqueeze(-1)
     uneven = uneven / uneven.mean()
     for rows, norm in zip([*topology.links, topology.last_read], [*norms, final], strict=True):
         if type(norm) is not RMSNorm or norm.bias is not None:
-            raise TopologyError(f"gr: {type(norm).__name__} cannot become its gains; it takes RMSNorm without a bias")
+            raise NotExact(f"gr: {type(norm).__name__} cannot become its gains; it takes RMSNorm without a bias")
         assert isinstance(rows, GatedRows)
         gain = torch.ones_like(rows.weight[0]) if norm.weight is None else norm.weight
         rows.weight.copy_(2 * gain * uneven.to(gain))
         rows.W_u.zero_()
         if isinstance(rows, GatedLink):
             rows.W_w.zero_()
+    return []
 
 
 @sets(Siamese)
-def sleeping_x(topology: Siamese, norms: Sequence[nn.Module], final: nn.Module) -> None:
-    """N_X = 0, N_Y = 1, N_in = g: Y alone is seen. The gains of N_X have gradients, so that X wakes up."""
-    if type(topology.x) is not Post or type(topology.y) is not Pre or topology.final_norm is None:
-        raise TopologyError(f"siamese: {topology.options} is not allowed; only form=post_pre computes Pre-Norm")
+def sleeping_x(topology: Siamese, norms: Sequence[nn.Module], final: nn.Module) -> Copied:
+    """N_X = 0 and g = 0, so that Y alone is seen; the last norm on its way has the gains, any other 1.
+
+    The gains at 0 have gradients, so that X wakes up. For hybrid_pre it is the same function of the same sublayers:
+    those of a Pre-Norm model with norms on queries, keys and values.
+    """
+    if type(topology.y) is not Pre:
+        raise NotExact(f"siamese: y = {topology.y.name} cannot be set to compute Pre-Norm; it takes pre")
+    copied: Copied = []
     for link, norm in zip(topology.links, norms, strict=True):
         assert isinstance(link, PairLink)
-        sleep(cast(nn.Module, link.x.norm), cast(nn.Module, link.y.norm))
-        copy_norm(link.input_norm, norm)
-    sleep(cast(nn.Module, topology.x.final_norm), cast(nn.Module, topology.y.final_norm))
-    copy_norm(topology.final_norm, final)
+        for norm_x in link.x.children():
+            switch_off(norm_x)
+        if link.gain is not None:
+            link.gain.zero_()
+        norm_y = cast(nn.Module, link.y.norm)
+        copied.append(copy_norm(norm_y if link.input_norm is None else link.input_norm, norm))
+    if topology.x.final_norm is not None:
+        switch_off(topology.x.final_norm)
+    last = topology.y.final_norm if topology.final_norm is None else topology.final_norm
+    copied.append(copy_norm(last, final))
+    if type(topology.links[0].x) not in (PostStartLink, RawLink):  # all is set but for the first reading
+        raise NotExact(f"siamese: x = {topology.x.name} is seen raw once, at first; form=post_pre or hybrid_pre is not")
+    return copied
 
 
-def sleep(norm_x: nn.Module, norm_y: nn.Module) -> None:
-    """N_X = 0 and N_Y = 1."""
-    for norm, gain in ((norm_x, 0.0), (norm_y, 1.0)):
-        if norm.weight is None:
-            raise TopologyError("siamese: norms without a gain cannot be switched off")
-        cast(Tensor, norm.weight).fill_(gain)
-        if norm.bias is not None:
-            cast(Tensor, norm.bias).zero_()
+def switch_off(norm: Any) -> None:
+    """N_X = 0."""
+    if norm.weight is None:
+        raise NotExact("siamese: norms without a gain cannot be switched off")
+    norm.weight.zero_()
+    if norm.bias is not None:
+        norm.bias.zero_()

@@ -10,18 +10,20 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual.errors import TopologyError, UnmetNeedsWarning, shown
 from siamesenorm.residual.places import Place
+from siamesenorm.residual.ramp import ramps_of
 
 if TYPE_CHECKING:
     from siamesenorm.residual.base import AttentionNorm, InitRule, SublayerNeeds
     from siamesenorm.residual.norms import NormFactory, Norms
 
+M = TypeVar("M", bound=nn.Module)
 NeedsState = Literal["check", "met", "waived"]
 ATTENTION_ROLES = ("query", "key", "value", "attention_out")
 FFN_ROLES = ("ffn_in", "ffn_out")
@@ -42,13 +44,22 @@ class AttentionNorms(nn.Module):
         q, k, v = norms(q, k, v)      # each (..., heads, head_dim), before rotary positions
     """
 
-    def __init__(self, kind: AttentionNorm, norm: NormFactory, head_dim: int, heads: int, kv_heads: int) -> None:
+    def __init__(
+        self,
+        kind: AttentionNorm,
+        norm: NormFactory,
+        head_dim: int,
+        heads: int,
+        kv_heads: int,
+        needs: SublayerNeeds | None = None,
+    ) -> None:
         super().__init__()
         self.kind = kind
         whole = kind == "qk_projection"
-        self.q = None if kind == "none" else norm(heads * head_dim if whole else head_dim)
-        self.k = None if kind == "none" else norm(kv_heads * head_dim if whole else head_dim)
-        self.v = norm(head_dim) if kind == "qkv_head" else None
+        q, k, v = (norm if needs is None else needs.inner(name, norm) for name in "qkv")
+        self.q = None if kind == "none" else q(heads * head_dim if whole else head_dim)
+        self.k = None if kind == "none" else k(kv_heads * head_dim if whole else head_dim)
+        self.v = v(head_dim) if kind == "qkv_head" else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, normed where the topology asks for it."""
@@ -73,6 +84,8 @@ class NeedsOnOffer:
     norms: Norms
     open_needs: set[tuple[str, int]]
     """What nobody took yet: the method that has it on offer, and the sublayer."""
+    lent: list[nn.Module]
+    """What sublayers took that changes with the step; they own it."""
 
     def needs(self, place: Place) -> SublayerNeeds:
         """The norms that this topology wants inside the sublayer at `place`."""
@@ -87,7 +100,7 @@ class NeedsOnOffer:
         """Note what is needed where, unless it is said to be met elsewhere, or waived."""
         if state not in get_args(NeedsState):
             raise TopologyError(f"{self.name}: needs = {shown(state)} is not allowed; it takes check, met or waived")
-        self.open_needs = set()
+        self.open_needs, self.lent = set(), []
         has_rule = not self.init_rule.is_neutral
         for place in self.places if state == "check" else []:
             needs = self.needs(place)
@@ -105,15 +118,22 @@ class NeedsOnOffer:
                 raise TopologyError(
                     f"{self.name}: {name} = {shown(value)} is not allowed; it takes a whole number from 1"
                 )
-        kind = self._needs_of(place).attention_norm
+        needs = self._needs_of(place)
         self.open_needs.discard(("attention_norms", place.index))
-        return AttentionNorms(kind, self.norms.inside, head_dim, heads, kv_heads or heads)
+        kind = needs.attention_norm
+        return self._lend(AttentionNorms(kind, self.norms.inside, head_dim, heads, kv_heads or heads, needs))
 
     def inner_norm(self, place: Place, width: int) -> nn.Module:
         """The norm that this topology wants before the output projection at `place`, or an identity."""
-        needed = self._needs_of(place).output_norm
+        needs = self._needs_of(place)
         self.open_needs.discard(("inner_norm", place.index))
-        return self.norms.inside(width) if needed else nn.Identity()
+        return self._lend(needs.inner("out", self.norms.inside)(width)) if needs.output_norm else nn.Identity()
+
+    def _lend(self, module: M) -> M:
+        """Remember what a sublayer has taken, where it changes with the step."""
+        if ramps_of(module):
+            self.lent.append(module)
+        return module
 
     @torch.no_grad()
     def init_weights_(self, place: Place, draw: Callable[[Tensor], Any], **weights: Tensor | Iterable[Tensor]) -> None:

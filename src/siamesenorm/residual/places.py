@@ -68,3 +68,11 @@ def lay_out(blocks: Blocks) -> list[Place]:
         for position, kind in enumerate(block):
             places.append(Place(len(places), kind, l, len(kinds), position, len(block), total))
     return places
+
+
+def kinds_of(places: list[Place]) -> list[list[str]]:
+    """A layout again, as `lay_out` takes it."""
+    blocks: list[list[str]] = [[] for _ in range(places[0].blocks)]
+    for place in places:
+        blocks[place.block].append(place.kind)
+    return blocks

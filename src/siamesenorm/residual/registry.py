@@ -10,6 +10,7 @@ import torch
 
 from siamesenorm.residual.attention_residual import AttentionResidual
 from siamesenorm.residual.base import StreamKind, Topology
+from siamesenorm.residual.blend import Blend
 from siamesenorm.residual.dual import ResidualDual
 from siamesenorm.residual.earlier import Dense, EmbeddingBack
 from siamesenorm.residual.errors import TopologyError, shown
@@ -63,9 +64,14 @@ TOPOLOGIES: dict[str, type[Topology]] = {
     )
 }
 
+TRANSITIONS: dict[str, type[Topology]] = {Blend.name: Blend}
+"""Ways from one topology to another: made by grafts, compared with nothing."""
+
 
 def find_topology(name: str) -> type[Topology]:
     """The class of a name."""
+    if isinstance(name, str) and name in TRANSITIONS:
+        return TRANSITIONS[name]
     if not isinstance(name, str) or name not in TOPOLOGIES:
         raise TopologyError(f"topology: unknown name {shown(name)}; known names: {', '.join(TOPOLOGIES)}")
     return TOPOLOGIES[name]

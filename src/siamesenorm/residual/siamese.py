@@ -27,7 +27,7 @@ from siamesenorm.residual.kernels.eager import runs_eager
 from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS, siamese_step, takes
 from siamesenorm.residual.norms import LayerNorm, Norms, RMSNorm
 from siamesenorm.residual.options import Options, option
-from siamesenorm.residual.places import Place
+from siamesenorm.residual.places import Place, kinds_of
 from siamesenorm.residual.post import PostEndLink, PostStartLink
 from siamesenorm.residual.pre import PreLink, RawLink
 from siamesenorm.residual.summands import Sum
@@ -153,7 +153,7 @@ class Siamese(Topology):
         self.depth_scaling = chosen.depth_scaling or form.depth_scaling
         self.has_final_norm = form.final_norm if chosen.final_norm is None else chosen.final_norm  # type: ignore[misc]
         stream_norms = Norms(self.norms.stream, self.norms.stream, self.norms.stream)
-        blocks = _kinds(self.places)
+        blocks = kinds_of(self.places)
         self.x = create_part("x", chosen.x or form.x, "post", self.dim, blocks, stream_norms)
         self.y = create_part("y", chosen.y or form.y, "pre", self.dim, blocks, stream_norms)
         self._check_parts_agree()
@@ -298,11 +298,3 @@ class FusedStep(Step):
         if any("write" in vars(link) for link in self.writing) or any("read" in vars(link) for link in self.reading):
             return True
         return has_hooks(*self.norms, *self.reading)
-
-
-def _kinds(places: list[Place]) -> list[list[str]]:
-    """The layout again, as the parts' constructors take it."""
-    blocks: list[list[str]] = [[] for _ in range(places[0].blocks)]
-    for place in places:
-        blocks[place.block].append(place.kind)
-    return blocks

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from siamesenorm.data.atomic import sync_folder, whole_file, write_json
@@ -34,32 +35,51 @@ def branch(run: Path | str, at: int, decay: int | None = None, out: Path | str |
     """
     trunk = RunFolder(run)
     config = trunk.config()
-    folder, manifest = _checkpoint(trunk, at)
+    folder, manifest = checkpoint_at(trunk, at)
     _check_peak(config, at)
     steps = _default_decay(config, at) if decay is None else decay
     if steps < 1:
         raise ConfigError(f"--decay: {steps} is not allowed; it takes steps, 1 or more")
     branched = decaying(config, at, steps)
     place = Path(out) if out is not None else trunk.path.resolve().parent / f"{trunk.path.resolve().name}-{at}+{steps}"
+    message = f"branched from {trunk} at step {at}, to decay for {steps} steps"
+    new_run("--out", place, trunk, at, branched, "branched", message, lambda to: _copy_checkpoint(folder, manifest, to))
+    return place
+
+
+def new_run(
+    field: str,
+    place: Path,
+    trunk: RunFolder,
+    at: int,
+    config: RunConfig,
+    event: str,
+    message: str,
+    checkpoint: Callable[[Path], None],
+    beside: Mapping[str, str] | None = None,
+) -> None:
+    """A folder of a run that goes on where another stood at a step; `checkpoint` fills the folder of its checkpoints.
+
+    field: what an error begins with. beside: other files by name, with their text. All of it is there or nothing.
+    """
     if os.path.lexists(place):
-        raise ConfigError(f"--out: {str(place)!r} is there already; it takes a new folder")
+        raise ConfigError(f"{field}: {str(place)!r} is there already; it takes a new folder")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(place.parent, place.name) as made:
-            _copy_checkpoint(folder, manifest, made / CHECKPOINTS)
+            checkpoint(made / CHECKPOINTS)
             with whole_file(made / METRICS) as file:
                 lines = read_lines(trunk.path / METRICS)
                 file.write("".join(line for line, record in lines if record["step"] <= at).encode())
-            with whole_file(made / CONFIG) as file:
-                file.write(write_yaml(branched.as_dict()).encode())
-            message = f"branched from {trunk} at step {at}, to decay for {steps} steps"
-            RunFolder(made).event("branched", at, message)
-            RunFolder(made).write_status("interrupted", step=at, steps=branched.steps, message=message)
+            for name, text in {**(beside or {}), CONFIG: write_yaml(config.as_dict())}.items():
+                with whole_file(made / name) as file:
+                    file.write(text.encode())
+            RunFolder(made).event(event, at, message)
+            RunFolder(made).write_status("interrupted", step=at, steps=config.steps, message=message)
             sync_folder(made)
             rename_free(made, place)
     except OSError as error:
-        raise ConfigError(f"--out: {str(place)!r} cannot be written: {error.strerror or error}") from None
-    return place
+        raise ConfigError(f"{field}: {str(place)!r} cannot be written: {error.strerror or error}") from None
 
 
 def decaying(config: RunConfig, at: int, decay: int) -> RunConfig:
@@ -77,16 +97,19 @@ def _default_decay(config: RunConfig, at: int) -> int:
     return max(1, round(at * share / (1 - share)))
 
 
-def _checkpoint(trunk: RunFolder, at: int) -> tuple[Path, Manifest]:
-    """The newest sound checkpoint of a step."""
-    found, _ = CheckpointFolder(trunk.path / CHECKPOINTS, keep=1).candidates()
+def checkpoint_at(trunk: RunFolder, at: int | None) -> tuple[Path, Manifest]:
+    """The newest sound checkpoint, or the newest of a step."""
+    folder = trunk.path / CHECKPOINTS
+    found, _ = CheckpointFolder(folder, keep=1).candidates() if folder.is_dir() else ([], [])
     damage = ""
-    for folder, manifest in found:
-        if manifest.step == at:
-            problem = check(folder, manifest.files)
+    for path, manifest in found:
+        if at is None or manifest.step == at:
+            problem = check(path, manifest.files)
             if problem is None:
-                return folder, manifest
+                return path, manifest
             damage = f" ({problem})"
+    if at is None:
+        raise ConfigError(f"run: {str(trunk)!r} has no sound checkpoint{damage}")
     steps = sorted({manifest.step for _, manifest in found if manifest.step != at})
     there = f"it takes one of {', '.join(map(str, steps))}" if steps else "it has no others"
     raise ConfigError(

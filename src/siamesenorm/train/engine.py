@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.residual import Topology
+from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
 from siamesenorm.tasks.base import Batch
 from siamesenorm.train.activations import checkpoint_activations
@@ -96,7 +96,7 @@ class Engine:
         start_factors(self.model, config.train.seed)
         if starting is not None:
             starting.put_into(self.model)
-        self.ramps = [m for m in self.model.modules() if isinstance(m, Topology) and m.options.prores]
+        self.ramps = ramps_of(self.model)
         self.average: WeightAverage | None = None
         world.agree(self._open)
         self.batch: Batch = {}
@@ -163,8 +163,8 @@ class Engine:
     def gradients(self, step: int) -> dict[str, Tensor]:
         """Forward and backward of the batch in its parts; means of the task's metrics."""
         self._seed(step)
-        for residual in self.ramps:
-            residual.set_step(step)
+        for ramp in self.ramps:
+            ramp.set_step(step)
         if not self.model.training:
             self.model.train()
         self.optimizer.zero_grad(set_to_none=True)

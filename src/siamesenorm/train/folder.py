@@ -5,6 +5,7 @@ status.json            running, finished, diverged, interrupted or failed; step,
 metrics.jsonl          a line for every step and one for every evaluation
 events.jsonl           what happened: started, resumed, spikes, rollbacks, damaged checkpoints
 checkpoints/           training state
+graft.json             the certificate of a run that began as another one in another topology
 weights.safetensors    at the end, beside tokenizer.json, or images.json, evaluation.json and confusion.csv
 """
 
@@ -39,7 +40,16 @@ from siamesenorm.train.yaml import write_yaml
 
 CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
 CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
-EXTRAS = ("wandb.json", "tokenizer.json", "tokenizer_config.json", "images.json", "evaluation.json", "confusion.csv")
+GRAFT = "graft.json"
+EXTRAS = (
+    "wandb.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "images.json",
+    "evaluation.json",
+    "confusion.csv",
+    GRAFT,
+)
 FILES = (STATUS, METRICS, EVENTS, WEIGHTS, *EXTRAS)
 FOLDERS = {CHECKPOINTS: checkpoint_folder.MADE, TENSORBOARD: re.compile(r"events\.out\.tfevents\..+")}
 OWN = (*FILES, *FOLDERS)

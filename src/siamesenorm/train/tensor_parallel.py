@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.mlp import GATED, MLP
 from siamesenorm.models.stack import Block
+from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import ROW_ORDER
 
@@ -35,6 +36,7 @@ def split_sublayers(block: Block, mesh: DeviceMesh) -> None:
 
 def split_attention(attention: Attention, mesh: DeviceMesh) -> None:
     """Equal numbers of heads of q, k and v to every process."""
+    refuse_growing(attention)
     size, width = mesh.size(), attention.head_dim
     for name, heads in (("heads", attention.heads), ("kv_heads", attention.kv_heads)):
         if heads % size:
@@ -54,6 +56,7 @@ def split_attention(attention: Attention, mesh: DeviceMesh) -> None:
 
 def split_ffn(ffn: MLP, mesh: DeviceMesh) -> None:
     """Equal parts of the hidden width to every process."""
+    refuse_growing(ffn)
     size, hidden = mesh.size(), ffn.down.in_features
     if hidden % size:
         raise ConfigError(f"parallel.group: {size} is not allowed for tp; model.ffn_dim = {hidden} is no multiple")
@@ -63,6 +66,12 @@ def split_ffn(ffn: MLP, mesh: DeviceMesh) -> None:
     if ffn.out_norm is not None:
         plan["out_norm"] = SplitNorm(FEATURES, along_features=True)
     parallelize_module(ffn, mesh, plan)
+
+
+def refuse_growing(sublayer: nn.Module) -> None:
+    """Raise where norms inside grow in: there is no split form of them."""
+    if ramps_of(sublayer):
+        raise ConfigError("parallel.mode: 'tp' is not allowed while norms inside sublayers grow in (blend); take fsdp")
 
 
 def together(sizes: list[int], parts: int) -> Tensor:

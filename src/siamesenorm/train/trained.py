@@ -84,10 +84,15 @@ def _empty_model(config: RunConfig) -> nn.Module:
 def open_language_model(folder: Path | str) -> TrainedLanguageModel:
     """The model of a run of language, with its tokenizer."""
     trained = open_trained(folder, "language")
-    config, saved = trained.config, trained.folder / "tokenizer.json"
-    tokenizer = load_saved_tokenizer(trained.folder) if saved.is_file() else tokenizer_of(config.data)  # type: ignore[arg-type]  # the task was checked
     assert isinstance(trained.model, LanguageModel)
-    return TrainedLanguageModel(trained.model, tokenizer, config, trained.step)
+    tokenizer = run_tokenizer(trained.folder, trained.config)
+    return TrainedLanguageModel(trained.model, tokenizer, trained.config, trained.step)
+
+
+def run_tokenizer(folder: Path, config: RunConfig) -> Tokenizer:
+    """The tokenizer of a run of language."""
+    saved = (folder / "tokenizer.json").is_file()
+    return load_saved_tokenizer(folder) if saved else tokenizer_of(config.data)  # type: ignore[arg-type]
 
 
 def _load_checkpoint(model: nn.Module, config: RunConfig, run: RunFolder) -> int:

@@ -14,35 +14,49 @@ from torch import Tensor
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.residual import Residual, TopologyError
-from siamesenorm.residual.grafts import compute_pre_norm
+from siamesenorm.residual.errors import NotExact
+from siamesenorm.residual.grafts import compute_pre_norm, embedding_factor
 
 
-@torch.no_grad()
 def graft(model: LanguageModel, topology: str) -> LanguageModel:
     """The same function in another topology; raises `TopologyError` where no exact setting is known.
 
     The model must be Pre-Norm. Its weights are copied, the topology's own parameters set so that nothing changes.
     """
+    return graft_exactly(model, topology)[0]
+
+
+@torch.no_grad()
+def graft_exactly(model: LanguageModel, topology: str) -> tuple[LanguageModel, dict[str, str]]:
+    """`graft`, and the parameters that go on as one of the source's: their names, each with the name there."""
     if model.config.topology != "pre":
         raise TopologyError(
             f"graft: the source's topology {model.config.topology!r} is not allowed; it takes a model of pre"
         )
-    Residual(
-        topology, model.config.dim, model.config.blocks, needs="waived", device="meta"
-    )  # says what is wrong with it
-    grafted = LanguageModel(LMConfig.model_validate({**model.config.model_dump(), "topology": topology}), seed=0)
+    wanted = Residual(topology, model.config.dim, model.config.blocks, needs="waived", device="meta")  # or says why not
+    if wanted.options.prores:
+        raise TopologyError("graft: prores is not allowed; training would begin with branches of size 0")
+    factor = embedding_factor(wanted)
+    changed = {"topology": topology, "embedding_scale": model.config.embedding_scale * factor}
+    grafted = LanguageModel(LMConfig.model_validate({**model.config.model_dump(), **changed}), seed=0)
     for place in grafted.residual.places:
         ours, theirs = (m.residual.needs(place) for m in (grafted, model))
         if ours != theirs:
-            raise TopologyError(f"graft: {topology} wants norms inside sublayers that the source does not have")
+            raise NotExact(f"graft: {topology} wants norms inside sublayers that the source does not have")
+    grafted = grafted.to(model.embedding.weight)
     own, new = dict(grafted.named_parameters()), grafted.residual_parameters()
-    for name, parameter in model.named_parameters():
-        if name in own and name not in new:
-            own[name].copy_(parameter)
+    source = dict(model.named_parameters())
+    carried = {name: name for name in source if name in own and name not in new}
+    for name in carried:
+        own[name].copy_(source[name])
+    if grafted.positions is not None:
+        grafted.positions.weight.mul_(factor)
     norms: list[Any] = [link.norm for link in model.residual.links]
     assert model.residual.final_norm is not None
-    compute_pre_norm(grafted.residual, norms, model.residual.final_norm)
-    return grafted.to(next(model.parameters()).dtype).train(model.training)
+    same = compute_pre_norm(grafted.residual, norms, model.residual.final_norm)
+    names = {parameter: name for name, parameter in source.items()}
+    carried |= {name: names[same[parameter]] for name, parameter in own.items() if parameter in same}
+    return grafted.train(model.training), carried
 
 
 @dataclass(frozen=True)

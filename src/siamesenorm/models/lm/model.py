@@ -97,7 +97,7 @@ class LanguageModel(Stack[LMConfig]):
             activation=c.activation,
             bias=c.bias,
             normalize_top_k=c.moe.normalize_top_k,
-            output_norm=c.norm_spec.ungated if needs.output_norm else None,
+            output_norm=needs.inner("out", c.norm_spec.ungated) if needs.output_norm else None,
         )
 
     @property
