@@ -34,7 +34,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (None, False),
     "mlp_only_layers": (None, []),
     "decoder_sparse_step": (None, 1),
-    "use_parallel_residual": (None, False),
     "shared_expert_intermediate_size": (None,),
 }
 """Fields that may not have any other value; where a kind of model has none of them, they are None."""
@@ -102,7 +101,7 @@ def read_config(theirs: Any, kind: Architecture) -> LMConfig:
         "head_dim": None if head_dim * heads == dim else head_dim,
         "max_length": theirs.max_position_embeddings,
         "tied": bool(theirs.tie_word_embeddings),
-        "topology": kind.topology,
+        "topology": "parallel" if getattr(theirs, "use_parallel_residual", False) else kind.topology,
         "qk_norm": "none" if kind.topology == "reordered" else kind.qk_norm,
         "norm": kind.norm,
         "norm_affine": kind.norm_affine,
