@@ -32,7 +32,7 @@ def read_by_others(field: str, folder: Path) -> Iterator[None]:
     """A block in which another library reads somebody's folder: whatever it raises, logs or draws is one sentence."""
     check_size(field, folder)
     try:
-        with _silence():
+        with silenced():
             yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, InteropError):
         raise
@@ -41,7 +41,7 @@ def read_by_others(field: str, folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """No log, no warning, no bar of transformers."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -55,6 +55,8 @@ class Architecture:
     norm_affine: bool = True
     normalize_top_k: bool | None = None
     """Of experts; None: as norm_topk_prob says."""
+    experts: str = "mlp"
+    """What the room of experts is called."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -68,7 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": Architecture("llama", plus_one=True),
     "gemma2": Architecture("llama", topology="sandwich", plus_one=True),
     "gemma3_text": Architecture("llama", topology="sandwich", qk_norm="head", plus_one=True),
-    "mixtral": Architecture("llama", normalize_top_k=True),
+    "mixtral": Architecture("llama", normalize_top_k=True, experts="block_sparse_moe"),
     "olmoe": Architecture("llama", qk_norm="projection"),
     "qwen3_moe": Architecture("llama", qk_norm="head"),
     "gpt2": Architecture("gpt2", norm="layer"),

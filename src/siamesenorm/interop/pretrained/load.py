@@ -13,7 +13,7 @@ from siamesenorm.data.reading import read_object
 from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.foreign_folder import read_by_others
 from siamesenorm.interop.pretrained.architectures import Architecture, architecture_of, read_config
-from siamesenorm.interop.pretrained.names import IGNORED, Targets, plus_one, targets_of
+from siamesenorm.interop.pretrained.names import IGNORED, PLUS_ONE, Targets, targets_of
 from siamesenorm.interop.pretrained.shards import shard_files, tensors_of
 from siamesenorm.models.lm import LanguageModel, LMConfig
 
@@ -65,7 +65,7 @@ def fill(
         if name not in targets:
             raise InteropError(f"source: tensor {name} is none that such a model has")
         if not state:
-            changed = any(target.change is plus_one for target in targets.values())
+            changed = any(target.change is PLUS_ONE for target in targets.values())
             wanted = dtype or (torch.float32 if changed else tensor.dtype)
             state = {ours: torch.zeros(place.shape, dtype=wanted) for ours, place in model.state_dict().items()}
         targets[name].put(tensor, name, state)
