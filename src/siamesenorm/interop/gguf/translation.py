@@ -82,6 +82,7 @@ def their_fields(file: GgufFile) -> dict[str, Any]:
         fields["vocab_size"] = file.entries["token_embd.weight"].shape[0]
     fields["tie_word_embeddings"] = "output.weight" not in file.entries
     fields["attention_bias"] = "blk.0.attn_q.bias" in file.entries
+    fields["mlp_bias"] = "blk.0.ffn_up.bias" in file.entries
     return fields
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from siamesenorm.interop.foreign_folder import silenced
 from siamesenorm.interop.huggingface.bundle import AUTO_MAP, bundled_files
 from siamesenorm.interop.huggingface.convert import from_language_model
 from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM
@@ -52,7 +53,7 @@ def export(
     reading = None if tokenizer is None else for_transformers(tokenizer, made.config.vocab_size)
     if dtype not in (None, made.dtype):
         made = copy.deepcopy(made).to(dtype)
-    with staged(target, overwrite) as folder:
+    with staged(target, overwrite) as folder, silenced():
         with described(made, reading, AUTO_MAP if remote_code else None, generation):
             made.save_pretrained(folder, max_shard_size=max_shard_size)
         if reading is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from siamesenorm.data.reading import read_object
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.foreign_folder import read_by_others
+from siamesenorm.interop.foreign_folder import check_shapes, read_by_others
 from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.gguf.translation import folder_tensors, their_fields
 from siamesenorm.interop.pretrained.architectures import Architecture, architecture_of, read_config
@@ -55,7 +55,9 @@ def their_config(source: Path) -> Any:
     from transformers import CONFIG_MAPPING
 
     if is_gguf(source):
-        fields = their_fields(GgufFile.open(source, "source"))
+        file = GgufFile.open(source, "source")
+        fields = their_fields(file)
+        check_shapes("source", source, fields, [entry.shape for entry in file.entries.values()])
         with read_by_others("source", source):
             return CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
     if not source.is_dir():
