@@ -90,7 +90,5 @@ def check_model(path: Path, field: str) -> Path:
     from siamesenorm.data.reading import named_path
 
     if not is_model(named_path(path, field)):
-        raise DataError(
-            f"{field}: {str(path)!r} is no model; it takes a run, a Hugging Face folder, or a GGUF file"
-        )
+        raise DataError(f"{field}: {str(path)!r} is no model; it takes a run, a Hugging Face folder, or a GGUF file")
     return path

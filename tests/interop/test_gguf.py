@@ -25,8 +25,10 @@ from .pretrained_models import LLAMA3, SHAPE, saved, their_model
 from .test_pretrained import IDS, far
 
 NAMES = {"self_attn.o_proj": "attn_output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-NAMES |= {f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"} | {f"mlp.{x}_proj": f"ffn_{x}" for x in ("up", "gate", "down")}  # fmt: skip
+NAMES |= {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}
+NAMES |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("up", "gate", "down")}
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+PUBLISHED = {**LLAMA3, "original_max_position_embeddings": 8192, "factor": 8.0, "rope_theta": 5e5}
 METADATA = {
     "general.architecture": "llama",
     "llama.block_count": 4,
@@ -124,8 +126,10 @@ def test_damaged_files_are_one_sentence(tmp_path):
     broken = [whole[:size] for size in (0, 3, 4, 23, 30, 200, 1000, len(whole) - 40)]
     broken += [b"GGML" + whole[4:], whole[:4] + struct.pack(">I", 3) + whole[8:]]
     broken += [whole[:8] + huge + whole[16:], whole[:16] + huge + whole[24:], whole[:24] + huge + whole[32:]]
-    broken += [whole.replace(b"token_embd.weight" + struct.pack("<IQ", 2, 32), b"token_embd.weight" + struct.pack("<IQ", 2, 2**60))]  # fmt: skip
-    broken += [whole.replace(b"token_embd.weight", b"token_\xff\xfebd.weight"), whole.replace(b"blk.0.attn_q", b"blk.0.attn_k")]  # fmt: skip
+    first = b"token_embd.weight" + struct.pack("<I", 2)
+    broken += [whole.replace(first + struct.pack("<Q", 32), first + struct.pack("<Q", 2**60))]
+    broken += [whole.replace(b"token_embd.weight", b"token_\xff\xfebd.weight")]
+    broken += [whole.replace(b"blk.0.attn_q", b"blk.0.attn_k")]
     for number, content in enumerate(broken):
         file = tmp_path / f"{number}.gguf"
         file.write_bytes(content)
@@ -136,7 +140,10 @@ def test_damaged_files_are_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_a_tokenizer_comes_back(cut, tmp_path):
-    texts = ["The year 2026 isn't 1984; naïve café ſ\n\n\tdef f(x):  return x**2\r\n", "don't  stop 12345 <|endoftext|>"]
+    texts = [
+        "The year 2026 isn't 1984; naïve café ſ\n\n\tdef f(x):  return x**2\r\n",
+        "don't  stop 12345 <|endoftext|>",
+    ]
     trained = Tokenizer.from_str(train_bpe(texts * 5, 300).to_json())
     known = json.loads(trained.to_str())
     known["pre_tokenizer"], known["normalizer"] = CUTS[cut].pre_tokenizer, CUTS[cut].normalizer
@@ -171,7 +178,7 @@ def test_what_is_written_is_read_back(kind, dtype, tmp_path):
         assert torch.equal(ours.tensor(tensor.name).float(), values)
 
 
-@pytest.mark.parametrize("changes", [{}, {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 8192, "factor": 8.0, "rope_theta": 5e5}}])  # fmt: skip
+@pytest.mark.parametrize("changes", [{}, {"rope_parameters": PUBLISHED}])
 def test_transformers_reads_what_is_written(changes, tmp_path):
     pytest.importorskip("gguf")
     theirs = llama(tie_word_embeddings=True, **changes)

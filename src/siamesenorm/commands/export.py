@@ -11,7 +11,9 @@ import typer
 
 FORMATS = ("diffusers", "gguf", "hf", "safetensors")
 DTYPES = ("float32", "bfloat16", "float16")
-SOURCES = "Folder of a run; a Hugging Face folder, ours or another's, or a GGUF file for all but diffusers and safetensors."
+SOURCES = (
+    "Folder of a run; a Hugging Face folder, ours or another's, or a GGUF file for all but diffusers and safetensors."
+)
 
 
 def export(
@@ -24,8 +26,8 @@ def export(
         typer.Option(
             "--to",
             help="diffusers: a pipeline folder; gguf: a file for llama.cpp; hf: a Hugging Face model folder; "
-            "safetensors: weights in one file; llama, mistral, qwen2, qwen3, olmo2, gemma2, gpt2, gpt_neox, mixtral, …: "
-            "a folder of this architecture of transformers, where the model is one.",
+            "safetensors: weights in one file; llama, mistral, qwen2, qwen3, olmo2, gemma2, gpt2, gpt_neox, mixtral, "
+            "…: a folder of this architecture of transformers, where the model is one.",
         ),
     ],
     remote_code: Annotated[
@@ -36,9 +38,7 @@ def export(
     ] = True,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help=f"All but diffusers: {', '.join(DTYPES)}; default: as the run has them.", show_default=False
-        ),
+        typer.Option(help=f"All but diffusers: {', '.join(DTYPES)}; default: as the run has them.", show_default=False),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier export, and nothing else.")

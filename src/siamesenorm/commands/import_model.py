@@ -12,7 +12,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def import_model(
     source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="Hugging Face folder or GGUF file of another's model.", show_default=False)
+        Path,
+        typer.Argument(metavar="SRC", help="Hugging Face folder or GGUF file of another's model.", show_default=False),
     ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to be made.", show_default=False)],
     dtype: Annotated[

@@ -73,8 +73,7 @@ def dequantise(content: Array, number: int, shape: tuple[int, ...]) -> Tensor:
         from gguf.quants import dequantize
     except ImportError:
         raise InteropError(
-            f"source: weights in {layout.name} need the package 'gguf'; "
-            f"install it with pip install 'siamesenorm[gguf]'"
+            f"source: weights in {layout.name} need the package 'gguf'; install it with pip install 'siamesenorm[gguf]'"
         ) from None
     return torch.from_numpy(dequantize(blocks, GGMLQuantizationType(number)).reshape(shape).astype(np.float32))
 

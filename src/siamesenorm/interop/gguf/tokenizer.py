@@ -65,9 +65,9 @@ def read_tokenizer(metadata: dict[str, Any]) -> Any:
             f"source: its tokenizer, model {kind!r} with pre {cut!r}, cannot be carried; it takes gpt2 with one of "
             f"{', '.join(CUTS)}, and --no-tokenizer leaves it behind"
         )
-    tokens, merges = (metadata.get(f"{PREFIX}{name}") for name in ("tokens", "merges"))
-    types = metadata.get(f"{PREFIX}token_type") or [NORMAL] * len(tokens or [])
-    if not _texts(tokens) or not _texts(merges) or len(types) != len(tokens):
+    tokens, merges = (_texts(metadata.get(f"{PREFIX}{name}")) for name in ("tokens", "merges"))
+    types = metadata.get(f"{PREFIX}token_type", [NORMAL] * len(tokens))
+    if not tokens or not merges or not isinstance(types, list) or len(types) != len(tokens):
         raise InteropError("source: tokens, token_type and merges of its tokenizer are damaged")
     named = {ours: _token(metadata, tokens, theirs) for ours, theirs in SPECIAL.items()}
     starts = named["bos"] if metadata.get(f"{PREFIX}add_bos_token") else None
@@ -100,8 +100,9 @@ def read_tokenizer(metadata: dict[str, Any]) -> Any:
         )
 
 
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+def _texts(value: Any) -> list[str]:
+    """A list of texts; nothing where it is none."""
+    return value if isinstance(value, list) and all(isinstance(text, str) for text in value) else []
 
 
 def _token(metadata: dict[str, Any], tokens: list[str], name: str) -> str | None:

@@ -124,7 +124,7 @@ def file_metadata(theirs: Any, name: str) -> Iterator[tuple[str, Any]]:
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     values = {**theirs.to_dict(), "head_dim": head_dim, "rope_theta": rope["rope_theta"]}
     yield from ((f"{name}.{key}", values[field]) for key, field in FIELDS.items())
-    if rope["rope_type"] == "yarn" and YARN != {field: rope.get(field, value) for field, value in YARN.items()}:
+    if rope["rope_type"] == "yarn" and {field: rope.get(field, value) for field, value in YARN.items()} != YARN:
         raise InteropError(f"--to: other ends of yarn's ramp than {YARN} cannot be carried by gguf; hf carries them")
     if rope["rope_type"] == "yarn" and not math.isclose(
         rope.get("attention_factor") or yarn_size(rope["factor"]), yarn_size(rope["factor"])
@@ -134,7 +134,9 @@ def file_metadata(theirs: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{key}", rope[field]) for key, field in ROPE.items() if field in rope)
     if theirs.hidden_act != "silu":
         raise InteropError(f"--to: hidden_act = {theirs.hidden_act!r} cannot be carried by gguf; it takes 'silu'")
-    yield from ((key, getattr(theirs, field)) for field, key in SPECIAL.items() if isinstance(getattr(theirs, field), int))
+    yield from (
+        (key, getattr(theirs, field)) for field, key in SPECIAL.items() if isinstance(getattr(theirs, field), int)
+    )
 
 
 def file_name(tensor: str, name: str) -> str:

@@ -61,7 +61,9 @@ def export_stock(
     return Path(directory)
 
 
-def stock_model(model: LanguageModel, model_type: str, dtype: torch.dtype | None = None) -> tuple[Any, dict[str, Tensor]]:
+def stock_model(
+    model: LanguageModel, model_type: str, dtype: torch.dtype | None = None
+) -> tuple[Any, dict[str, Tensor]]:
     """Their configuration and their tensors by name."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
