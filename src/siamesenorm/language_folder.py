@@ -1,4 +1,4 @@
-"""A language model from any Hugging Face folder, ours or another's, with its tokenizer where it has one."""
+"""A language model from any Hugging Face folder, ours or another's, or GGUF file, with its tokenizer if it has one."""
 
 from __future__ import annotations
 
@@ -24,26 +24,37 @@ def open_model_folder(folder: Path, field: str) -> tuple[LanguageModel, Tokenize
     from siamesenorm.data.tokenizer import FILE, end_token, load_tokenizer
 
     model = model_of(folder, field)
+    if folder.is_file():
+        return model, gguf_tokenizer(folder)
     if not (folder / FILE).is_file():
         return model, None
     return model, load_tokenizer(folder / FILE, end_token(folder))
 
 
-def model_of(folder: Path, field: str) -> LanguageModel:
-    """The folder's model in float32."""
+def model_of(folder: Path, field: str, *, as_it_lies: bool = False) -> LanguageModel:
+    """The folder's model in float32, or in the precision that it lies in."""
     from siamesenorm.data.reading import read_object
 
     package, foreign, loading = _rooms(folder, field)
-    if read_object(folder / "config.json", field, strict=False).get("model_type") == OURS:
+    if folder.is_dir() and read_object(folder / "config.json", field, strict=False).get("model_type") == OURS:
         with foreign.read_by_others(field, folder):
             options = {"local_files_only": True, "output_loading_info": True}
             loaded = foreign.whole(package.SiameseNormForCausalLM.from_pretrained(str(folder), **options))
-        ours: LanguageModel = package.to_language_model(loaded).float()
-        return ours
+        ours: LanguageModel = package.to_language_model(loaded)
+        return ours if as_it_lies else ours.float()
     import torch
 
-    theirs: LanguageModel = loading.load(folder, dtype=torch.float32)
+    theirs: LanguageModel = loading.load(folder, dtype=None if as_it_lies else torch.float32)
     return theirs
+
+
+def gguf_tokenizer(file: Path) -> Tokenizer | None:
+    """The tokenizer of a GGUF file, as one of ours."""
+    from siamesenorm.data.tokenizer import tokenizer_from_json
+
+    convert = importlib.import_module("siamesenorm.interop.pretrained.convert")
+    theirs = convert.their_tokenizer(file)
+    return None if theirs is None else tokenizer_from_json(theirs.backend_tokenizer.to_str(), theirs.eos_token)
 
 
 def model_config_of(folder: Path, field: str) -> LMConfig:

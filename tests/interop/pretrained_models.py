@@ -30,7 +30,6 @@ LOCAL = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 96}
-NEOX = {**SHAPE, "use_parallel_residual": False}
 
 # What it is, the class, its settings, and the topology that it comes into.
 KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -67,7 +66,8 @@ KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "olmoe": ("Olmoe", {**SHAPE, **EXPERTS}, "pre"),
     "qwen3_moe": ("Qwen3Moe", {**SHAPE, **EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True}, "pre"),
     "gpt2": ("GPT2LMHead", GPT2, "pre"),
-    "gpt_neox, partly turned": ("GPTNeoX", NEOX, "pre"),
+    "gpt_neox, partly turned": ("GPTNeoX", SHAPE, "parallel"),
+    "gpt_neox, one after the other": ("GPTNeoX", {**SHAPE, "use_parallel_residual": False}, "pre"),
 }
 
 

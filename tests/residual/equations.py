@@ -189,6 +189,14 @@ def b2t(P, x, stack):
     return x
 
 
+def parallel(P, x, stack):
+    y = x
+    for s in stack:
+        y = y + s.drop(s.F(s.norm("norm", x)))
+        x = y if s.last else x
+    return P.norm("final_norm", y)
+
+
 # Several streams ---------------------------------------------------------------------------------------
 
 

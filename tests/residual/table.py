@@ -282,6 +282,7 @@ ROWS: list[Row] = [
     Row("span:branch_std=1/L", eq.span, lambda L: 2 * L + 1, end_norms=0, rule=out_roles(lambda L: 1 / L)),
     Row("span:branch_std=1", eq.span, lambda L: 2 * L + 1, end_norms=0, rule=out_roles(lambda L: 1.0)),
     Row("b2t", eq.b2t, lambda L: 2 * L, end_norms=0),
+    Row("parallel", eq.parallel, lambda L: 2 * L + 1),
     # several streams
     Row("residual_dual", eq.residual_dual, lambda L: 2 * L + 1, streams=("x", "d")),
     *(hyper(n, dynamic) for dynamic in (False, True) for n in (1, 2, 4)),

@@ -12,13 +12,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def import_model(
     source: Annotated[
-        Path, typer.Argument(metavar="SRC", help="Hugging Face folder of another's model.", show_default=False)
+        Path,
+        typer.Argument(metavar="SRC", help="Hugging Face folder or GGUF file of another's model.", show_default=False),
     ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to be made.", show_default=False)],
     dtype: Annotated[
         str | None,
         typer.Option(help=f"Of the weights: {', '.join(DTYPES)}; default: as SRC has them.", show_default=False),
     ] = None,
+    tokenizer: Annotated[
+        bool, typer.Option("--tokenizer/--no-tokenizer", help="Bring its tokenizer along, or leave it behind.")
+    ] = True,
     remote_code: Annotated[
         bool, typer.Option(help="Put the code beside it that transformers loads without this package.")
     ] = True,
@@ -45,5 +49,5 @@ def import_model(
             f"install it with pip install 'siamesenorm[hf]'"
         ) from None
     weights = None if dtype is None else getattr(torch, dtype)
-    convert(source, target, dtype=weights, remote_code=remote_code, overwrite=overwrite)
+    convert(source, target, dtype=weights, tokenizer=tokenizer, remote_code=remote_code, overwrite=overwrite)
     typer.echo(str(target))

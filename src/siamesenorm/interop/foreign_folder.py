@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def read_by_others(field: str, folder: Path) -> Iterator[None]:
     """A block in which another library reads somebody's folder: whatever it raises, logs or draws is one sentence."""
     check_size(field, folder)
     try:
-        with _silence():
+        with silenced():
             yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, InteropError):
         raise
@@ -41,7 +41,7 @@ def read_by_others(field: str, folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """No log, no warning, no bar of transformers."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -64,12 +64,20 @@ def check_size(field: str, folder: Path) -> None:
 
     Numbers that no check knows are left to the library, and to `whole`.
     """
+    if not folder.is_dir():
+        return  # whoever reads a file looks at its sizes
     place = folder / "config.json"
-    config = {name: value for name, value in read_object(place, field, strict=False).items() if isinstance(value, int)}
+    config = read_object(place, field, strict=False)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return  # whoever reads it says what is missing
     shapes = [shape for file in files for shape in tensor_shapes(file, field).values()]
+    check_shapes(field, place, config, shapes)
+
+
+def check_shapes(field: str, place: Path, fields: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> None:
+    """The same for the fields of a configuration in a place, and the shapes of all its weights."""
+    config = {name: value for name, value in fields.items() if isinstance(value, int)}
     held = PACKED * sum(map(math.prod, shapes))
     for name in LAYERS:
         if config.get(name, 0) > len(shapes):

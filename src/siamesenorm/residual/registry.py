@@ -21,6 +21,7 @@ from siamesenorm.residual.independent import Independent, Widen
 from siamesenorm.residual.manifold import Manifold, ManifoldLite
 from siamesenorm.residual.needs import NeedsState
 from siamesenorm.residual.norms import NormLike, Norms
+from siamesenorm.residual.parallel import Parallel
 from siamesenorm.residual.places import Blocks
 from siamesenorm.residual.post import DeepNorm, Keel, Mix, Post
 from siamesenorm.residual.pre import LayerScale, Peri, Pre, Reordered, ReZero, Sandwich, Scaled, SubLN
@@ -48,6 +49,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {
         Sandwich,
         Peri,
         Reordered,
+        Parallel,
         Mix,
         Scaled,
         BottomToTop,

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from siamesenorm.interop.foreign_folder import silenced
 from siamesenorm.interop.huggingface.bundle import AUTO_MAP, bundled_files
 from siamesenorm.interop.huggingface.convert import from_language_model
 from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM
@@ -46,17 +47,15 @@ def export(
     dtype: of the weights on disk; default: as they are.
     generation: settings of generation; default: what the special tokens say.
     beside: other files by name, with their text.
-    chat_template: what the model was taught conversations by; the tokenizer then reads special tokens out of texts.
+    chat_template: what the model was taught conversations by, where it was.
     The folder appears when it is complete and not before.
     """
     target = Path(directory)
     made = model if isinstance(model, SiameseNormForCausalLM) else from_language_model(model)
-    reading = None if tokenizer is None else for_transformers(tokenizer, made.config.vocab_size)
-    if reading is not None and chat_template is not None:
-        reading.chat_template, reading.split_special_tokens = chat_template, False
+    reading = None if tokenizer is None else for_transformers(tokenizer, made.config.vocab_size, chat_template)
     if dtype not in (None, made.dtype):
         made = copy.deepcopy(made).to(dtype)
-    with staged(target, overwrite) as folder:
+    with staged(target, overwrite) as folder, silenced():
         with described(made, reading, AUTO_MAP if remote_code else None, generation):
             made.save_pretrained(folder, max_shard_size=max_shard_size)
         if reading is not None:

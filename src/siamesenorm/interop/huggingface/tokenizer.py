@@ -43,9 +43,12 @@ def byte_tokenizer(vocab_size: int = ByteTokenizer.vocab_size) -> PreTrainedToke
 
 
 def for_transformers(
-    tokenizer: PreTrainedTokenizerBase | JsonTokenizer | str, vocab_size: int
+    tokenizer: PreTrainedTokenizerBase | JsonTokenizer | str, vocab_size: int, chat_template: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """A tokenizer of transformers from its own, from ours, or from the word ``byte``; it must fit `vocab_size`."""
+    """A tokenizer of transformers from its own, from ours, or from the word ``byte``; it must fit `vocab_size`.
+
+    chat_template: what conversations are written by; special tokens are then read out of texts.
+    """
     if tokenizer == "byte":
         made = byte_tokenizer(vocab_size)
     elif isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -56,6 +59,8 @@ def for_transformers(
         raise InteropError(f"tokenizer: {tokenizer!r} is not known; it takes byte, or a tokenizer of transformers")
     if len(made) > vocab_size:
         raise InteropError(f"tokenizer: it has {len(made)} tokens, more than the model's vocab_size = {vocab_size}")
+    if chat_template is not None:
+        made.chat_template, made.split_special_tokens = chat_template, False
     return made
 
 

@@ -34,7 +34,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (None, False),
     "mlp_only_layers": (None, []),
     "decoder_sparse_step": (None, 1),
-    "use_parallel_residual": (None, False),
     "shared_expert_intermediate_size": (None,),
 }
 """Fields that may not have any other value; where a kind of model has none of them, they are None."""
@@ -56,6 +55,8 @@ class Architecture:
     norm_affine: bool = True
     normalize_top_k: bool | None = None
     """Of experts; None: as norm_topk_prob says."""
+    experts: str = "mlp"
+    """What the room of experts is called."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -69,7 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": Architecture("llama", plus_one=True),
     "gemma2": Architecture("llama", topology="sandwich", plus_one=True),
     "gemma3_text": Architecture("llama", topology="sandwich", qk_norm="head", plus_one=True),
-    "mixtral": Architecture("llama", normalize_top_k=True),
+    "mixtral": Architecture("llama", normalize_top_k=True, experts="block_sparse_moe"),
     "olmoe": Architecture("llama", qk_norm="projection"),
     "qwen3_moe": Architecture("llama", qk_norm="head"),
     "gpt2": Architecture("gpt2", norm="layer"),
@@ -102,7 +103,7 @@ def read_config(theirs: Any, kind: Architecture) -> LMConfig:
         "head_dim": None if head_dim * heads == dim else head_dim,
         "max_length": theirs.max_position_embeddings,
         "tied": bool(theirs.tie_word_embeddings),
-        "topology": kind.topology,
+        "topology": "parallel" if getattr(theirs, "use_parallel_residual", False) else kind.topology,
         "qk_norm": "none" if kind.topology == "reordered" else kind.qk_norm,
         "norm": kind.norm,
         "norm_affine": kind.norm_affine,

@@ -1,4 +1,4 @@
-"""From another's Hugging Face folder to a `LanguageModel` with the same logits."""
+"""From another's Hugging Face folder or GGUF file to a `LanguageModel` with the same logits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from siamesenorm.data.reading import read_object
 from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.foreign_folder import read_by_others
+from siamesenorm.interop.foreign_folder import check_shapes, read_by_others
+from siamesenorm.interop.gguf.reader import GgufFile
+from siamesenorm.interop.gguf.translation import folder_tensors, their_fields
 from siamesenorm.interop.pretrained.architectures import Architecture, architecture_of, read_config
-from siamesenorm.interop.pretrained.names import IGNORED, Targets, plus_one, targets_of
+from siamesenorm.interop.pretrained.names import IGNORED, PLUS_ONE, Targets, targets_of
 from siamesenorm.interop.pretrained.shards import shard_files, tensors_of
 from siamesenorm.models.lm import LanguageModel, LMConfig
 
@@ -21,31 +23,50 @@ from siamesenorm.models.lm import LanguageModel, LMConfig
 def load(source: Path | str, *, dtype: torch.dtype | None = None) -> LanguageModel:
     """The model of a Hugging Face folder of Llama, Mistral, Qwen, OLMo, Gemma, GPT-2 or one of their kin.
 
-    dtype: of its weights; default: as they lie in the folder (Gemma: float32, since its gains are stored less one).
+    source: the folder, or a GGUF file of Llama, Qwen 2 and 3 or OLMo 2.
+    dtype: of its weights; default: as they lie there (Gemma: float32, since its gains are stored less one; float32
+    too where a file is quantised).
     What cannot be carried raises `InteropError` with its name. Weights are read one tensor at a time.
     """
-    folder = Path(source)
-    config, kind, theirs = config_of(folder)
-    files = shard_files(folder)
-    return fill(config, targets_of(config, kind, theirs), tensors_of(files), dtype)
+    place = Path(source)
+    config, kind, theirs = config_of(place)
+    if is_gguf(place):
+        file = GgufFile.open(place, "source")
+        tensors, dtype = folder_tensors(file, theirs), dtype or file.dtype
+    else:
+        tensors = tensors_of(shard_files(place))
+    return fill(config, targets_of(config, kind, theirs), tensors, dtype)
 
 
-def config_of(folder: Path) -> tuple[LMConfig, Architecture, Any]:
-    """Our configuration of the folder's model, its kind, and their configuration."""
-    theirs = their_config(folder)
+def config_of(source: Path) -> tuple[LMConfig, Architecture, Any]:
+    """Our configuration of a source's model, its kind, and their configuration."""
+    theirs = their_config(source)
     kind = architecture_of(theirs.model_type)
     return read_config(theirs, kind), kind, theirs
 
 
-def their_config(folder: Path) -> Any:
-    """The folder's config.json as transformers reads it, every default resolved; no code of the folder is run."""
+def is_gguf(source: Path) -> bool:
+    """Whether a source is to be read as a GGUF file."""
+    return source.suffix.lower() == ".gguf" and not source.is_dir()
+
+
+def their_config(source: Path) -> Any:
+    """The source's configuration as transformers reads it, every default resolved; no code of a folder is run."""
     from transformers import CONFIG_MAPPING
 
-    if not folder.is_dir():
-        raise InteropError(f"source: {str(folder)!r} is not a folder; it takes a Hugging Face model folder")
-    fields = read_object(folder / "config.json", "source", strict=False)
+    if is_gguf(source):
+        file = GgufFile.open(source, "source")
+        fields = their_fields(file)
+        check_shapes("source", source, fields, [entry.shape for entry in file.entries.values()])
+        with read_by_others("source", source):
+            return CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+    if not source.is_dir():
+        raise InteropError(
+            f"source: {str(source)!r} is not a folder; it takes a Hugging Face model folder or a GGUF file"
+        )
+    fields = read_object(source / "config.json", "source", strict=False)
     architecture_of(fields.get("model_type"))
-    with read_by_others("source", folder):
+    with read_by_others("source", source):
         return CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
 
 
@@ -65,7 +86,7 @@ def fill(
         if name not in targets:
             raise InteropError(f"source: tensor {name} is none that such a model has")
         if not state:
-            changed = any(target.change is plus_one for target in targets.values())
+            changed = any(target.change is PLUS_ONE for target in targets.values())
             wanted = dtype or (torch.float32 if changed else tensor.dtype)
             state = {ours: torch.zeros(place.shape, dtype=wanted) for ours, place in model.state_dict().items()}
         targets[name].put(tensor, name, state)

@@ -1,9 +1,13 @@
-"""Where every tensor of another's model goes in ours: queries, keys and values into one matrix, value and gate too."""
+"""Where every tensor of another's model lies in ours, read both ways: to import it, and to export ours as theirs.
+
+Queries, keys and values are one matrix in ours, value and gate too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +22,26 @@ IGNORED = ("rotary_emb.inv_freq", "attention.bias", "attention.masked_bias", "at
 
 
 @dataclass(frozen=True)
+class Change:
+    """What is done to their tensor to make ours, and what undoes it."""
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+
+
+PLUS_ONE = Change(lambda gain: gain.float() + 1, lambda gain: gain.float() - 1)
+"""Of a gain that is stored less one."""
+TRANSPOSED = Change(torch.t, torch.t)
+
+
+@dataclass(frozen=True)
 class Target:
     """A place in one of our tensors."""
 
     name: str
     expert: int | None = None
     rows: slice | None = None
-    change: Callable[[Tensor], Tensor] | None = None
-    """What is done to their tensor before."""
+    change: Change | None = None
 
     @property
     def place(self) -> str:
@@ -34,16 +50,25 @@ class Target:
 
     def put(self, theirs: Tensor, source: str, state: dict[str, Tensor]) -> None:
         """Copy their tensor there."""
-        place = state[self.name]
-        place = place if self.expert is None else place[self.expert]
-        place = place if self.rows is None else place[self.rows]
+        place = self.within(state)
         if self.change is not None:
-            theirs = self.change(theirs)
+            theirs = self.change.there(theirs)
         if theirs.shape != place.shape:
             raise InteropError(
                 f"source: {source} has shape {tuple(theirs.shape)}; its config.json asks for {tuple(place.shape)}"
             )
         place.copy_(theirs)
+
+    def take(self, state: dict[str, Tensor]) -> Tensor:
+        """Their tensor, from there."""
+        place = self.within(state)
+        return place if self.change is None else self.change.back(place)
+
+    def within(self, state: dict[str, Tensor]) -> Tensor:
+        """The place itself, a view."""
+        place = state[self.name]
+        place = place if self.expert is None else place[self.expert]
+        return place if self.rows is None else place[self.rows]
 
 
 Targets = dict[str, Target]
@@ -56,7 +81,7 @@ def targets_of(config: LMConfig, kind: Architecture, theirs: Any) -> Targets:
 
 def llama(c: LMConfig, kind: Architecture, config: Any) -> Iterator[tuple[str, Target]]:
     """Llama's names, which most others have too; biases of ours that they have not stay zero."""
-    gain = plus_one if kind.plus_one else None
+    gain = PLUS_ONE if kind.plus_one else None
     has_bias = c.bias if c.qkv_bias is None else c.qkv_bias
     yield "model.embed_tokens.weight", Target("embedding.weight")
     if not c.tied:
@@ -80,7 +105,7 @@ def llama(c: LMConfig, kind: Architecture, config: Any) -> Iterator[tuple[str, T
         for leaf in ("weight", "bias") if has_bias and not kind.qkv_bias else ("weight",):
             yield f"{theirs}self_attn.o_proj.{leaf}", Target(f"{ours}attention.out.{leaf}")
         if c.moe is not None:
-            yield from experts(c, theirs, ours)
+            yield from experts(c, kind, theirs, ours)
         else:
             for leaf in ("weight", "bias") if getattr(config, "mlp_bias", False) else ("weight",):
                 up = Target(f"{ours}ffn.up.{leaf}")
@@ -92,14 +117,12 @@ def llama(c: LMConfig, kind: Architecture, config: Any) -> Iterator[tuple[str, T
                 yield f"{theirs}{name}.weight", Target(f"{ours}{place}.weight", change=gain)
 
 
-def experts(c: LMConfig, theirs: str, ours: str) -> Iterator[tuple[str, Target]]:
-    """A mixture's, one by one, under Mixtral's names and the others'."""
+def experts(c: LMConfig, kind: Architecture, theirs: str, ours: str) -> Iterator[tuple[str, Target]]:
+    """A mixture's, one by one, under Mixtral's names and the others', the kind's own first."""
     assert c.moe is not None
     hidden = c.moe.expert_dim
-    for room, up, gate, down in (
-        ("block_sparse_moe", "w3", "w1", "w2"),
-        ("mlp", "up_proj", "gate_proj", "down_proj"),
-    ):
+    for room in sorted(EXPERTS, key=lambda room: room != kind.experts):
+        up, gate, down = EXPERTS[room]
         yield f"{theirs}{room}.gate.weight", Target(f"{ours}ffn.router.weight")
         for expert in range(c.moe.experts):
             inside, w_in = f"{theirs}{room}.experts.{expert}.", Target(f"{ours}ffn.w_in", expert)
@@ -107,6 +130,8 @@ def experts(c: LMConfig, theirs: str, ours: str) -> Iterator[tuple[str, Target]]
             yield f"{inside}{gate}.weight", replace(w_in, rows=slice(hidden, None))
             yield f"{inside}{down}.weight", Target(f"{ours}ffn.w_out", expert)
 
+
+EXPERTS = {"mlp": ("up_proj", "gate_proj", "down_proj"), "block_sparse_moe": ("w3", "w1", "w2")}
 
 NORMS = {
     "pre": {"input_layernorm": "links.0.norm", "post_attention_layernorm": "links.1.norm"},
@@ -130,7 +155,7 @@ def gpt2(c: LMConfig, kind: Architecture, config: Any) -> Iterator[tuple[str, Ta
     modules = {"attn.c_attn": "attention.qkv", "attn.c_proj": "attention.out"}
     modules |= {"mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}
     norms = {"ln_1": "links.0.norm", "ln_2": "links.1.norm"}
-    for leaf, change in (("weight", torch.t), ("bias", None)):
+    for leaf, change in (("weight", TRANSPOSED), ("bias", None)):
         yield f"transformer.ln_f.{leaf}", Target(f"residual.final_norm.{leaf}")
         for block in range(c.blocks):
             theirs, ours = f"transformer.h.{block}.", f"blocks.{block}."
@@ -147,12 +172,12 @@ def neox(c: LMConfig, kind: Architecture, config: Any) -> Iterator[tuple[str, Ta
         yield "embed_out.weight", Target("head.weight")
     modules = {"attention.dense": "attention.out", "mlp.dense_h_to_4h": "ffn.up", "mlp.dense_4h_to_h": "ffn.down"}
     modules |= {"input_layernorm": "links.0.norm", "post_attention_layernorm": "links.1.norm"}
+    fused = Change(partial(by_part, c=c), partial(by_head, c=c))
     for leaf in ("weight", "bias"):
         yield f"gpt_neox.final_layer_norm.{leaf}", Target(f"residual.final_norm.{leaf}")
         for block in range(c.blocks):
             theirs, ours = f"gpt_neox.layers.{block}.", f"blocks.{block}."
-            fused = Target(f"{ours}attention.qkv.{leaf}", change=lambda tensor: by_part(tensor, c))
-            yield f"{theirs}attention.query_key_value.{leaf}", fused
+            yield f"{theirs}attention.query_key_value.{leaf}", Target(f"{ours}attention.qkv.{leaf}", change=fused)
             for name, place in modules.items():
                 yield f"{theirs}{name}.{leaf}", Target(f"{ours}{place}.{leaf}")
 
@@ -164,11 +189,6 @@ MAKERS: dict[str, Callable[[LMConfig, Architecture, Any], Iterator[tuple[str, Ta
 }
 
 
-def plus_one(gain: Tensor) -> Tensor:
-    """A gain that is stored less one."""
-    return gain.float() + 1
-
-
 def by_part(fused: Tensor, c: LMConfig) -> Tensor:
     """Rows head by head (q, k, v of one head after the other) to all of q, all of k, all of v."""
     if fused.shape[0] != 3 * c.heads * c.head_width:
@@ -176,6 +196,13 @@ def by_part(fused: Tensor, c: LMConfig) -> Tensor:
     q, k, v = fused.unflatten(0, (c.heads, 3, c.head_width)).unbind(1)
     order = turning_order(c)
     return torch.cat([q[:, order], k[:, order], v]).flatten(0, 1)
+
+
+def by_head(ours: Tensor, c: LMConfig) -> Tensor:
+    """What `by_part` began with."""
+    q, k, v = ours.unflatten(0, (3, c.heads, c.head_width))
+    order = turning_order(c).argsort()
+    return torch.stack([q[:, order], k[:, order], v], dim=1).flatten(0, 2)
 
 
 def turning_order(c: LMConfig) -> Tensor:
