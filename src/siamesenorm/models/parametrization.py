@@ -32,15 +32,24 @@ class Sized(Protocol):
     """What configurations of models say of their size."""
 
     @property
-    def dim(self) -> int: ...
+    def dim(self) -> int:
+        """Width."""
+
     @property
-    def blocks(self) -> int: ...
+    def blocks(self) -> int:
+        """Depth."""
+
     @property
-    def parametrization(self) -> str: ...
+    def parametrization(self) -> str:
+        """standard or completep."""
+
     @property
-    def base_width(self) -> int | None: ...
+    def base_width(self) -> int | None:
+        """Width of the base."""
+
     @property
-    def base_depth(self) -> int | None: ...
+    def base_depth(self) -> int | None:
+        """Depth of the base."""
 
 
 class Factors(NamedTuple):

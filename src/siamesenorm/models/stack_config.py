@@ -42,7 +42,7 @@ class StackConfig(BaseModel):
             for name in ("base_width", "base_depth"):
                 if getattr(self, name) is None:
                     raise ValueError(
-                        f"{name} = null is not allowed with parametrization = 'completep'; it takes a whole number from 1"
+                        f"{name} = null is not allowed with parametrization = 'completep'; it takes a number"
                     )
         return self
 

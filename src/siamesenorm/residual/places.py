@@ -77,7 +77,9 @@ def lay_out(blocks: Blocks, base_blocks: int | None = None) -> list[Place]:
     for kind in (kind for block in kinds for kind in block):
         if kind not in known:
             raise TopologyError(f"blocks: unknown sublayer kind {shown(kind)}; known kinds: {', '.join(known)}")
-    if base_blocks is not None and (isinstance(base_blocks, bool) or not isinstance(base_blocks, int) or base_blocks < 1):
+    if base_blocks is not None and (
+        isinstance(base_blocks, bool) or not isinstance(base_blocks, int) or base_blocks < 1
+    ):
         raise TopologyError(f"base_blocks: {shown(base_blocks)} is not allowed; it takes a whole number from 1")
     total, factor = sum(map(len, kinds)), 1.0 if base_blocks is None else base_blocks / len(kinds)
     places: list[Place] = []

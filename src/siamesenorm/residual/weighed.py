@@ -105,7 +105,9 @@ class Muse(Topology):
 
     def link(self, place: Place) -> Link:
         """A gate a sublayer."""
-        return MuseLink(self.norm("input"), self.norm("stream"), self.dim, self.options.temperature, place.branch_factor)
+        return MuseLink(
+            self.norm("input"), self.norm("stream"), self.dim, self.options.temperature, place.branch_factor
+        )
 
 
 class ZayaLink(PreLink):

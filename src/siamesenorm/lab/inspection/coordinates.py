@@ -121,11 +121,13 @@ def check_coordinates(
     widths: Sequence[int] = (1, 2, 4),
     depths: Sequence[int] = (1, 2, 4),
     seeds: int = 1,
+    prepare: Callable[[Stack[Any]], None] = lambda model: None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Coordinates:
     """Train copies of a model that are wider and deeper by these multiples, a step a batch, and measure on the first.
 
-    Each begins with first weights of its own, by the same rule as `model`. A wider model has more heads.
+    Each begins with first weights of its own, by the same rule as `model`, and is prepared. A wider model has more
+    heads.
     """
     plans: list[tuple[Direction, tuple[int, ...]]] = [("width", tuple(widths)), ("depth", tuple(depths))]
     total, done = seeds * sum(len(multiples) for _, multiples in plans if len(multiples) > 1), 0
@@ -138,6 +140,7 @@ def check_coordinates(
             runs = []
             for seed in range(seeds):
                 made = scaled(model, direction, multiple, seed)
+                prepare(made)
                 runs.append(measure(made, loss, batches, optimizer, model.config.blocks))
                 done += 1
                 progress(done, total)
