@@ -240,9 +240,9 @@ def main() -> int:
         kept["runs"][key] = train(run, setting["steps"])  # type: ignore[arg-type]
         write_json(args.out, kept)
         print(f"{number}/{len(missing)} {key} {kept['runs'][key]}", flush=True)
-    kept["best"] = tables(kept["runs"])
-    write_json(args.out, kept)
-    for row in kept["best"]:
+    rows = tables(kept["runs"])
+    write_json(args.out, {**kept, "best": rows})
+    for row in rows:
         print(*(f"{name}={value}" for name, value in row.items()))
     picture = args.picture or (None if args.quick else PICTURE)
     if picture is not None:

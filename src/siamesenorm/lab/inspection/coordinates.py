@@ -237,7 +237,7 @@ def observe(model: Stack[Any], loss: Loss, batch: Mapping[str, Tensor], blocks: 
             hidden = model.residual.close(carried)
             seen[HIDDEN] = hidden.detach().clone()
             if model.head is None:
-                seen[OUTPUT] = model.logits(hidden)  # type: ignore[operator]
+                seen[OUTPUT] = model.logits(hidden)
         return carried, reported
 
     hook = model.head.register_forward_hook(_keep(seen, OUTPUT)) if isinstance(model.head, nn.Module) else None
