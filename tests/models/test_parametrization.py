@@ -1,4 +1,4 @@
-"""CompleteP: a model of its base's size is the standard one; a larger one has the factors of the table, and no others."""
+"""CompleteP: a model of its base's size is the standard one, a larger one has the factors of the table."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def inspect(
         str, typer.Option(metavar="LIST", help="Multiples of the recipe's blocks (--coordinates); 1 for none.")
     ] = "1,2,4",
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to train (--coordinates).")] = 5,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="First weights to take the mean of (--coordinates).")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="First weights to take the mean of (--coordinates).")] = 2,
     out: Annotated[
         Path | None,
         typer.Option(

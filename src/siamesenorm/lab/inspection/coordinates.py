@@ -30,8 +30,8 @@ from siamesenorm.train.optimizer import build_optimizer, set_lr
 
 Direction = Literal["width", "depth"]
 Loss = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
-FLAT = 0.25
-"""Slopes up to here count as flat: twice as wide or deep, a quantity changes by less than a fifth."""
+FLAT = 0.3
+"""Slopes up to here count as flat: twice as wide or deep, a quantity changes by less than a quarter."""
 HEIGHTS = 3
 """Heights of the stack at which is measured, at most."""
 SLOWEST = -0.45
