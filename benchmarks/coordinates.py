@@ -33,9 +33,10 @@ from siamesenorm.train.config import OptimizerConfig
 
 RESULTS = Path(__file__).parent / "results" / "coordinates.json"
 SAMPLE = ("pre", "siamese", "post", "hyper", "attnres")
-"""Topologies that are checked in the standard parametrisation, and on images with Muon."""
+"""Topologies that are checked in the standard parametrisation, and on images."""
 VARIANTS = ("siamese:form=plain", "siamese:form=hybrid_pre", "post:norm_at=end", "attnres:blocks=0")
-WIDTHS, DEPTHS, STEPS, SEEDS, LR = (1, 2, 4), (1, 2, 4), 3, 2, 3e-3
+WIDTHS, DEPTHS, STEPS, SEEDS = (1, 2, 4), (1, 2, 4), 3, 2
+LR = {"language": 3e-3, "vision": 1e-3, "diffusion": 1e-3}
 SHAPE = {"dim": 32, "blocks": 4, "heads": 2, "ffn_dim": 64, "qk_norm": "head"}
 IMAGE = {"channels": 1, "classes": 4, "patch_size": 2}
 WORDS = 64
@@ -71,7 +72,7 @@ def pictures() -> list[Batch]:
     """Batches of noisy stripes with their kind, and a time and noise for each."""
     draw = torch.Generator().manual_seed(0)
     batches: list[Batch] = []
-    for _ in range(STEPS + 3):  # gates of adaLN open in the second step
+    for _ in range(STEPS + 1):  # gates of adaLN open in the second step
         label = torch.randint(0, 4, (8,), generator=draw)
         stripes = torch.sin(torch.arange(8) * (label[:, None] + 1)).view(8, 1, 1, 8).expand(8, 1, 8, 8)
         noise = torch.randn(2, 8, 1, 8, 8, generator=draw)
@@ -101,7 +102,7 @@ def check(family: str, topology: str, parametrization: str, optimizer: str, prep
     """One check, in short."""
     base = {"parametrization": parametrization, "base_width": SHAPE["dim"], "base_depth": SHAPE["blocks"]}
     model, batches = FAMILIES[family](topology, **base)
-    config = OptimizerConfig.model_validate({"lr": LR, "kind": optimizer})
+    config = OptimizerConfig.model_validate({"lr": LR[family], "kind": optimizer})
     options = {"widths": WIDTHS, "depths": DEPTHS, "seeds": SEEDS, "prepare": prepare or (lambda model: None)}
     return short(check_coordinates(model, loss_of, batches, config, **options))  # type: ignore[arg-type]
 
@@ -172,17 +173,17 @@ def main() -> int:
     torch.set_num_threads(1)
     names = ("pre",) if args.quick else (*TOPOLOGIES, *VARIANTS)
     wanted: dict[str, Callable[[], Any]] = {}
-    for parametrization in ("completep", "standard"):
-        for optimizer in ("adamw", "muon"):
-            for family in FAMILIES:
-                everywhere = parametrization == "completep" and (optimizer == "adamw" or family == "language")
-                for name in names if everywhere or args.quick else SAMPLE:
-                    key = f"{family}/{parametrization}/{optimizer}/{name}"
-                    wanted[key] = lambda asked=(family, name, parametrization, optimizer): check(*asked)  # type: ignore[misc]
     for title, (name, prepare) in {} if args.quick else PLACEMENTS.items():
         wanted[f"placements/{title}"] = lambda asked=(name, prepare): check(  # type: ignore[misc]
             "language", asked[0], "completep", "adamw", asked[1]
         )
+    for optimizer in ("adamw", "muon"):
+        for family in FAMILIES:
+            for parametrization in ("completep", "standard"):
+                everywhere = parametrization == "completep" and family == "language"
+                for name in names if everywhere or args.quick else SAMPLE:
+                    key = f"{family}/{parametrization}/{optimizer}/{name}"
+                    wanted[key] = lambda asked=(family, name, parametrization, optimizer): check(*asked)  # type: ignore[misc]
     kept = json.loads(args.out.read_text()) if args.out.is_file() else {}
     for key in wanted:
         if key not in kept:

@@ -176,7 +176,7 @@ class Keel(Topology):
 
     def link(self, place: Place) -> Link:
         """Pre-Norm first, then the highway-like skip."""
-        if place.block == 0:
+        if place.depth < 1:
             return PreLink(self.norm("input"))
         return KeelLink(self.norm("input"), self.norm("stream"), place.base_total)
 

@@ -75,13 +75,12 @@ class MuseLink(SandwichLink):
     def gates(self) -> tuple[Tensor, Tensor]:
         """What the stream and the update are times; 1 - b² as (1 - b)(1 + b), which does not cancel near b = 1.
 
-        Where updates are weighed by a branch factor, the stream makes room for so much of b only.
+        Where updates are weighed by a branch factor, so is what the stream loses: over a stack it is the same.
         """
         w = widened(self.w) / self.temperature
         b = torch.sigmoid(w)
-        if self.step != 1:
-            return torch.sqrt(torch.clamp((1 - self.step * b) * (1 + self.step * b), min=1e-3)), b
-        return torch.sqrt(torch.clamp(torch.sigmoid(-w) * (1 + b), min=1e-3)), b
+        skip = torch.sqrt(torch.clamp(torch.sigmoid(-w) * (1 + b), min=1e-3))
+        return skip if self.step == 1 else skip**self.step, b
 
     def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """Stream and update, weighed by channel."""
