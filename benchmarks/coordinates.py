@@ -154,13 +154,34 @@ def same_rates(model: Stack[Any]) -> None:
             module.depth_powers = dict  # type: ignore[method-assign]
 
 
+def skip_alone(model: Stack[Any]) -> None:
+    """Nothing is trained but what lies on the skip."""
+    model.requires_grad_(False)
+    for link in model.modules():
+        if isinstance(link, Link):
+            for name in link.depth_powers():
+                found = link.get_submodule(name) if name in dict(link.named_modules()) else getattr(link, name)
+                found.requires_grad_(True)
+
+
+def skip_alone_same_rates(model: Stack[Any]) -> None:
+    """Both."""
+    skip_alone(model)
+    same_rates(model)
+
+
 PLACEMENTS: dict[str, tuple[str, Prepare]] = {
     "siamese, factor on y alone": ("siamese", only("y")),
     "siamese, factor on x alone": ("siamese", only("x")),
     "siamese, no factor": ("siamese", only()),
     **{
-        f"{name}, same learning rates on the skip": (name, same_rates)
+        f"{name}, {title}": (name, prepare)
         for name in ("siamese", "post", "zaya", "dense", "x0", "hyper", "residual_dual")
+        for title, prepare in (
+            ("same learning rates on the skip", same_rates),
+            ("the skip alone is trained", skip_alone),
+            ("the skip alone is trained, same learning rates", skip_alone_same_rates),
+        )
     },
 }
 

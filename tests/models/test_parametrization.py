@@ -123,7 +123,7 @@ def test_factors_are_those_of_the_table():
         ("span", "blocks.1.links.0.norm.weight", 1),
         ("span", "blocks.1.links.1.norm.weight", 1 / 2),
         ("b2t", "blocks.1.links.0.norm.weight", 1 / 2),
-        ("keel", "blocks.1.links.0.stream_norm.weight", 1 / 2),
+        ("keel", "blocks.2.links.0.stream_norm.weight", 1 / 2),
         ("residual_dual", "blocks.1.links.0.norm.weight", 1 / 2),
         ("dense", "blocks.1.links.1.a", 1 / 4),
         ("zaya", "blocks.1.links.0.s_r", 1 / 2),
@@ -200,7 +200,7 @@ def test_laws_of_depth_are_read_at_the_base():
     torch.manual_seed(0)
     sublayers = [nn.Linear(8, 8).double() for _ in range(8)]
     keel = Residual("keel", 8, 4, base_blocks=2)
-    assert [float(link.scale) for link in keel.links[2:]] == [4.0] * 6  # block 0 has none
+    assert [float(link.scale) for link in keel.links[4:]] == [4.0] * 4  # the first half of the base has none
     torch.testing.assert_close(run("beam", 2, sublayers), run("sandwich", 2, sublayers), rtol=1e-4, atol=1e-4)
     pairs = Residual("siamese", 8, 4, base_blocks=2).links
     assert [float(pair.scale) ** -2 for pair in pairs[::2]] == pytest.approx([2, 3, 4, 5])
