@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from siamesenorm.models.dit import DiT, DiTConfig
 from siamesenorm.models.lm import LanguageModel, LMConfig
+from siamesenorm.models.stack import Block
 from siamesenorm.models.vit import VisionTransformer, ViTConfig
 from siamesenorm.residual import TOPOLOGIES
 from siamesenorm.train.config import OptimizerConfig
@@ -18,7 +20,7 @@ from siamesenorm.train.loop import train
 from siamesenorm.train.muon import Muon, newton_schulz
 from siamesenorm.train.optimizer import build_optimizer, parameter_groups, set_lr
 
-from .small_runs import losses, tiny, weights
+from .small_runs import engine, losses, tiny, weights
 from .test_divergence import poison
 from .test_loop import Killed, kill_at
 
@@ -282,3 +284,42 @@ def test_bad_steps_leave_no_trace(tmp_path, monkeypatch, policy):
     train(config, tmp_path / "killed")
     ours, theirs = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert all(torch.equal(ours[name], theirs[name]) and ours[name].isfinite().all() for name in ours)
+
+
+def test_compiled_blocks_train_as_plain_ones_do(monkeypatch):
+    """With a branch factor and factors on learning rates; the code is not inductor's, which takes a minute."""
+    monkeypatch.setattr(Block, "compile", functools.partialmethod(Block.compile, backend="eager"))
+    completep = ("parametrization=completep", "base_width=8", "base_depth=1")
+    found = []
+    for compiled in ("true", "false"):
+        made = engine("optimizer.kind=muon", f"train.compile={compiled}", "optimizer.lr=1e-2", *completep)
+        assert made.compiled == (compiled == "true")
+        found.append([])
+        for step in range(1, 4):
+            found[-1].append(made.compute(step).loss)
+            made.apply(step)
+        made.close()
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 6), (2, 6, 1), (1, 1, 1)])
+def test_matrices_of_one_row_or_column_are_brought_to_one(shape):
+    drawn = 1e3 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    sizes = torch.linalg.matrix_norm(newton_schulz(drawn))
+    assert ((sizes > 0.6) & (sizes < 1.3)).all()
+
+
+def test_an_expert_without_tokens_keeps_its_weights_but_for_decay():
+    """Its gradient is zero, and the others' updates do not spill over."""
+    model = moe().double()
+    optimizer = build_optimizer(model, CONFIG)
+    weight = model.get_parameter("blocks.0.ffn.w_in")
+    before = weight.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    weight.grad = torch.randn(weight.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight.grad[1] = 0
+    set_lr(optimizer, CONFIG.lr)
+    optimizer.step()
+    torch.testing.assert_close(weight[1].detach(), before[1] * (1 - CONFIG.lr * CONFIG.weight_decay))
+    assert not torch.allclose(weight[0], before[0], rtol=1e-3)

@@ -23,10 +23,16 @@ def inspect(
         Path,
         typer.Argument(
             metavar="RUN|HF_DIR",
-            help="Folder of a run of any task, or of an exported language model.",
+            help="Folder of a run of any task, or of an exported language model; with --coordinates a recipe.",
             show_default=False,
         ),
     ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Fields of the recipe to change (--coordinates).", show_default=False
+        ),
+    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -35,6 +41,22 @@ def inspect(
     ] = None,
     tokens: Annotated[int, typer.Option(min=2, max=MOST_TOKENS, help="Tokens of text to read, about.")] = 2048,
     removal: Annotated[bool, typer.Option(help="Measure the loss without each sublayer and block.")] = True,
+    coordinates: Annotated[
+        bool,
+        typer.Option(
+            "--coordinates",
+            help="Train a recipe's model for a few steps in several sizes: do activations and their updates depend on "
+            "width or depth?",
+        ),
+    ] = False,
+    widths: Annotated[
+        str, typer.Option(metavar="LIST", help="Multiples of the recipe's width (--coordinates); 1 for none.")
+    ] = "1,2,4",
+    depths: Annotated[
+        str, typer.Option(metavar="LIST", help="Multiples of the recipe's blocks (--coordinates); 1 for none.")
+    ] = "1,2,4",
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to train (--coordinates).")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="First weights to take the mean of (--coordinates).")] = 2,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -53,7 +75,6 @@ def inspect(
     from rich.console import Console
 
     from siamesenorm.lab.inspection.errors import InspectionError
-    from siamesenorm.lab.inspection.source import open_source
     from siamesenorm.lab.inspection.terminal import show as show_tables
 
     for folder in (out, out.parent if out is not None else None):
@@ -62,6 +83,20 @@ def inspect(
     writes = not as_json or out is not None or show
     if writes and importlib.util.find_spec("plotly") is None:
         raise InspectionError("--out: the page needs the package 'plotly'; pip install plotly, or take --json")
+    if coordinates:
+        if text is not None:
+            raise InspectionError(
+                f"--text: {str(text)!r} is not allowed with --coordinates, which reads the recipe's data"
+            )
+        check(str(run), overrides or [], (widths, depths), steps, seeds, out, as_json, writes, show)
+        return
+    if overrides:
+        raise InspectionError(f"{overrides[0]!r} is not allowed; only --coordinates takes fields to change")
+    for option, given in (("--widths", widths), ("--depths", depths)):
+        if given != "1,2,4":
+            raise InspectionError(f"{option}: {given!r} is not allowed without --coordinates")
+    from siamesenorm.lab.inspection.source import open_source
+
     source = open_source(run, text, tokens)
     found = measure(source, removal, Console(stderr=True))
     if as_json:
@@ -79,6 +114,63 @@ def inspect(
         raise InspectionError(f"--out: {error.filename or out!s} cannot be written: {reason}") from None
     typer.echo("\n" + "\n".join(map(str, written)), err=as_json)
     if show:
+        typer.launch(str(written[-1]))
+
+
+def check(
+    recipe: str,
+    overrides: list[str],
+    multiples: tuple[str, str],
+    steps: int,
+    seeds: int,
+    out: Path | None,
+    as_json: bool,
+    writes: bool,
+    launch: bool,
+) -> None:
+    """The coordinate check of a recipe, shown and written as an inspection is."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from siamesenorm.lab.inspection.coordinates_report import check_recipe, parse_multiples, show, write_coordinates
+    from siamesenorm.lab.inspection.errors import InspectionError
+    from siamesenorm.lab.provenance import command, machine_facts
+
+    widths, depths = (parse_multiples(*each) for each in zip(multiples, ("--widths", "--depths"), strict=True))
+    if max(len(widths), len(depths)) < 2:
+        raise InspectionError(
+            f"--widths: {multiples[0]!r} is not allowed with --depths {multiples[1]!r}; one takes two sizes"
+        )
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("models", total=None)
+        found = check_recipe(
+            recipe,
+            overrides,
+            widths=widths,
+            depths=depths,
+            steps=steps,
+            seeds=seeds,
+            progress=lambda done, of: bar.update(task, completed=done, total=of),
+        )
+    facts = {"recipe": recipe, "overrides": list(overrides), "command": command(), **machine_facts()}
+    found = found.model_copy(update={"source": facts})
+    if as_json:
+        typer.echo(found.to_json(), nl=False)
+    else:
+        show(Console(), found)
+    if not writes:
+        return
+    folder = out or Path("runs") / f"coordinates-{Path(recipe).stem or recipe}"
+    try:
+        written = write_coordinates(found, folder)
+    except OSError as error:
+        raise InspectionError(
+            f"--out: {error.filename or folder!s} cannot be written: {error.strerror or error}"
+        ) from None
+    typer.echo("\n" + "\n".join(map(str, written)), err=as_json)
+    if launch:
         typer.launch(str(written[-1]))
 
 

@@ -27,6 +27,7 @@ VISION_FIELDS = {
     "bias": True,
     "qk_norm": "none",
     "pool": "token",
+    "parametrization": "standard",
 }
 # Fields of language models for which OLMo's configuration has no word.
 UNSAID = (
@@ -38,8 +39,9 @@ UNSAID = (
     "rope_scaling",
     "rotary_dim",
     "learned_positions",
+    "parametrization",
 )
-DIFFUSION_FIELDS = {"norm": "layer", "norm_eps": 1e-6, "qk_norm": "none"}
+DIFFUSION_FIELDS = {"norm": "layer", "norm_eps": 1e-6, "qk_norm": "none", "parametrization": "standard"}
 
 
 def official_topology(residual: Topology, known: tuple[str, ...], model: str) -> str:

@@ -21,6 +21,10 @@ class Modulation(nn.Module):
         """Vectors that spread over the tokens."""
         return self.linear(F.silu(condition)).unsqueeze(1).chunk(self.parts, dim=-1)
 
+    def width_sums(self) -> set[str]:
+        """The projection."""
+        return {"linear.weight"}
+
     def reset_parameters(self) -> None:
         """Zero: no shift, no scale, closed gates."""
         nn.init.zeros_(self.linear.weight)

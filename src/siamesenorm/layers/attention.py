@@ -202,6 +202,10 @@ class Attention(nn.Module):
         """Weights by name, and the rows of one matrix in each: every head of q, k and v is one of its own."""
         return {"qkv.weight": self.head_dim, "out.weight": self.out.out_features}
 
+    def short_matrices(self) -> set[str]:
+        """Weights whose matrices have as many rows in a wider stack: a head is as large there."""
+        return {"qkv.weight"}
+
 
 def combine_norms(topology: AttentionNorm, model: str) -> AttentionNorm:
     """The inner norm of attention: the topology's, which contains a QK-norm already, or else the model's."""

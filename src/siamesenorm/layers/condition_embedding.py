@@ -20,6 +20,10 @@ class TimestepEmbedding(nn.Module):
         self.up = nn.Linear(FREQUENCIES, dim)
         self.down = nn.Linear(dim, dim)
 
+    def width_sums(self) -> set[str]:
+        """The second matrix; the first sums over frequencies."""
+        return {"down.weight"}
+
     def forward(self, t: Tensor) -> Tensor:
         """(batch,) to (batch, dim)."""
         return self.down(F.silu(self.up(timestep_features(t).to(self.up.weight.dtype))))

@@ -114,6 +114,10 @@ class MoE(nn.Module):
         """Weights by name, and the rows of one matrix in each: every expert's value, gate and output."""
         return {"w_in": self.hidden, "w_out": self.dim}
 
+    def width_sums(self) -> set[str]:
+        """What sums over the stack's width beside those."""
+        return {"router.weight"}
+
     def forward(self, h: Tensor) -> tuple[Tensor, RouterStats]:
         """(..., dim) to the same, and what the router did."""
         tokens = h.reshape(-1, self.dim)

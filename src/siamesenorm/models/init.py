@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from siamesenorm.models.parametrization import base_depth, base_width, width_ratio
 from siamesenorm.residual import Place
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class FirstWeights(ABC):
         self.device = torch.device("cpu") if there.type == "meta" else there
         self.generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
         self.seed, self.parts = seed, 0
+        self.wide = width_ratio(self.config)
+        self.base_width, self.base_depth = base_width(self.config), base_depth(self.config)
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -103,10 +106,20 @@ class FirstWeights(ABC):
             else:
                 reset: Callable[[], None] = getattr(module, "reset_parameters", lambda: None)
                 reset()
+                self.narrow(module)
+
+    def narrow(self, module: nn.Module) -> None:
+        """What a module has drawn itself and sums over the width, smaller in a model that is wider than its base."""
+        if self.wide != 1 and callable(sums := getattr(module, "width_sums", None)):
+            for name in sums():
+                if (parameter := module._parameters.get(name)) is not None:
+                    parameter.mul_(self.wide**-0.5)
 
     def std(self, own: float, role: Any) -> float:
-        """An initialiser's own std for a projection, under the topology's rule."""
-        return (self.rule.std or own) * self.rule.scale.get(role, 1.0)
+        """An initialiser's own std for a projection, under the topology's rule, which knows nothing of widths."""
+        if self.rule.std is not None:
+            own = self.rule.std * self.wide**-0.5
+        return own * self.rule.scale.get(role, 1.0)
 
     def draw(self, weight: Tensor, std: float) -> None:
         """Fill a weight; one without memory stays as it is."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from siamesenorm.models.init import Around, FirstWeights
+from siamesenorm.models.parametrization import width_ratio
 from siamesenorm.residual import Place, Topology
 from siamesenorm.residual.flow import Streams, output_of
 from siamesenorm.residual.hooks import BACKWARD, FORWARD, everywhere, has_hooks
@@ -184,6 +185,11 @@ class Stack(nn.Module, ABC, Generic[Config]):
             streams, more = self.run(block, streams, context)  # type: ignore[arg-type]  # ModuleList holds blocks
             reported.extend(more)
         return self.residual.close(streams), reported
+
+    def for_head(self, hidden: Tensor) -> Tensor:
+        """The stack's output as the head reads it: smaller where the model is wider than its base."""
+        wide = width_ratio(self.config)  # type: ignore[arg-type]  # every configuration of a stack has a size
+        return hidden if wide == 1 else hidden / wide
 
     def residual_parameters(self) -> dict[str, nn.Parameter]:
         """What belongs to the topology, by name: how streams begin and end, and the blocks' links."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from siamesenorm.residual import Residual
 
@@ -23,6 +23,28 @@ class StackConfig(BaseModel):
         default="none",
         description="Norm on queries and keys, per head or over the whole projection, if the topology asks for none.",
     )
+
+    parametrization: Literal["standard", "completep"] = Field(
+        default="standard",
+        description="How first weights, learning rates and branches depend on the model's size: not at all (standard), "
+        "or so that the best learning rate is that of the base (completep); see docs/optimization.md.",
+    )
+    base_width: int | None = Field(
+        default=None, ge=1, description="Width at which the learning rate was found; for completep, and only there."
+    )
+    base_depth: int | None = Field(
+        default=None, ge=1, description="Blocks at which the learning rate was found; for completep, and only there."
+    )
+
+    @model_validator(mode="after")
+    def _check_base(self) -> Self:
+        if self.parametrization == "completep":
+            for name in ("base_width", "base_depth"):
+                if getattr(self, name) is None:
+                    raise ValueError(
+                        f"{name} = null is not allowed with parametrization = 'completep'; it takes a number"
+                    )
+        return self
 
     @field_validator("topology")
     @classmethod

@@ -46,6 +46,10 @@ class DepthAttention(nn.Module):
         """The query, whose zero is the plain mean, and the keys' gain."""
         return {"query", "key_gain"}
 
+    def width_sums(self) -> set[str]:
+        """The query, whose product with a source is summed."""
+        return {"query"}
+
     def reset_parameters(self) -> None:
         """q = 0, g = 1: the mean of all sources, which is Pre-Norm's stream up to a scale."""
         nn.init.zeros_(self.query)
@@ -160,7 +164,10 @@ class AttentionResidual(Topology):
     def setup(self) -> None:
         """The size of a group, and the last mixture."""
         chosen = self.options.blocks
-        self.blocks = -(-self.places[0].blocks // GROUPS) if chosen is None else chosen
+        blocks = self.places[0].blocks
+        base = self.base_blocks or blocks
+        # As many groups as the base stack has: sources that grew in number would weigh less each.
+        self.blocks = max(1, round(-(-base // GROUPS) * blocks / base)) if chosen is None else chosen
         self.mix = DepthAttention(self.dim)
 
     def link(self, place: Place) -> Link:

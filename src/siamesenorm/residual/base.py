@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from siamesenorm.residual.depth import depth_factor
 from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.flow import Flow, Streams, check_output, output_of
@@ -83,10 +84,12 @@ class Link(nn.Module):
 
     drop: Drop | None
     ramp: Ramp | None
+    branch: Tensor | None
+    """What the update is times in a stack that is deeper, or less deep, than its base."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.drop = self.ramp = None
+        self.drop = self.ramp = self.branch = None
 
     def forward(self, streams: Streams) -> tuple[Streams, Tensor]:
         """`read`, by a call: so that hooks on a link see what its sublayer sees."""
@@ -108,6 +111,17 @@ class Link(nn.Module):
         """Factors on the learning rate of this link's parameters, by name; 1 where a name is missing."""
         return {}
 
+    def depth_powers(self) -> dict[str, float]:
+        """Parameters, or modules of them, whose changes pile up over the stack, and with which power of its depth.
+
+        They lie on the skip, where no branch factor weighs them.
+        """
+        return {}
+
+    def width_sums(self) -> set[str]:
+        """Names of this link's parameters whose products are summed over the stack's width, as a matrix' are."""
+        return set()
+
     @property
     def written_norm(self) -> nn.Module | None:
         """The norm that the stream comes out of when it is written, where `write` ends with one."""
@@ -126,12 +140,15 @@ class Link(nn.Module):
         return self.write(streams, output) if gate is None else self.write(streams, output, self.draw(output, gate))
 
     def draw(self, output: Tensor, gate: Tensor | None = None) -> Keep:
-        """What all streams' update is times: a draw of dropout and stochastic depth, a gate, a ramp; or nothing."""
+        """What all streams' update is times: a draw of dropout and stochastic depth, a gate, a ramp, the branch factor.
+
+        None where there is nothing of it.
+        """
         keep = None if self.drop is None else self.drop(output)
-        keep = gate if keep is None else keep if gate is None else keep * gate
-        if self.ramp is None:
-            return keep
-        return self.ramp() if keep is None else keep * self.ramp()
+        for factor in (gate, None if self.ramp is None else self.ramp(), self.branch):
+            if factor is not None:
+                keep = factor if keep is None else keep * factor
+        return keep
 
     def dropped(self, update: Tensor, keep: Keep = None) -> Tensor:
         """The update under a draw made outside, or else under this link's own."""
@@ -183,13 +200,14 @@ class Topology(NeedsOnOffer, nn.Module):
         fused: bool = True,
         needs: NeedsState = "check",
         part: bool = False,
+        base_blocks: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
             raise TopologyError(f"{self.name}: dim = {shown(dim)} is not allowed; it takes a whole number from 1")
         self.dim = dim
-        self.places = lay_out(blocks)
+        self.base_blocks, self.places = base_blocks, lay_out(blocks, base_blocks)
         self.norms = Norms.of(norm)
         self.options = self.options_class.parse(options or {}, self.name)
         self.fused = fused
@@ -200,6 +218,7 @@ class Topology(NeedsOnOffer, nn.Module):
         self.links = nn.ModuleList() if part else nn.ModuleList(self.link(place) for place in self.places)
         self._set_drop(dropout, drop_path)
         self._set_ramps()
+        self._set_branches()
         self.steps = [self.step(last, following) for last, following in pairwise([None, *self.links])]
 
     # What a topology defines -------------------------------------------------------------------------
@@ -354,3 +373,8 @@ class Topology(NeedsOnOffer, nn.Module):
         if self.options.prores:
             for place, link in zip(self.places, self.links, strict=False):
                 link.ramp = Ramp(self.options.prores, place.block)
+
+    def _set_branches(self) -> None:
+        for place, link in zip(self.places, self.links, strict=False):
+            if place.branch_factor != 1:
+                link.branch = depth_factor(place.branch_factor)

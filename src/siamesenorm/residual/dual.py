@@ -33,6 +33,10 @@ class DualLink(Link):
         """x alone."""
         return Sum.of_first(streams, None, self.read_gain(previous))
 
+    def depth_powers(self) -> dict[str, float]:
+        """The norm: its gains multiply each other along the stream."""
+        return {"norm": 1.0}
+
     @property
     def written_norm(self) -> nn.Module:
         """N."""

@@ -50,6 +50,10 @@ class DenseLink(AlongsideLink):
         """The weights of the states, whose start is one for the last."""
         return {"a"}
 
+    def depth_powers(self) -> dict[str, float]:
+        """The weights of as many states as there are blocks before, in every block."""
+        return {"a": 2.0}
+
     def reset_parameters(self) -> None:
         """a = e_last: Pre-Norm."""
         nn.init.zeros_(self.a)
@@ -107,9 +111,9 @@ class Dense(Topology):
 class EmbeddingLink(AlongsideLink):
     """x = r x + z x_0;  x = x + F(N x)."""
 
-    def __init__(self, norm: nn.Module, depth: float) -> None:
+    def __init__(self, norm: nn.Module, depth: float, step: float = 1.0) -> None:
         super().__init__(norm)
-        self.start = (1.15 - 0.10 * depth, 0.20 - 0.15 * depth)
+        self.start = ((1.15 - 0.10 * depth) ** step, (0.20 - 0.15 * depth) * step)
         self.r = nn.Parameter(torch.empty(1))
         self.z = nn.Parameter(torch.empty(1))
         self.reset_parameters()
@@ -121,6 +125,10 @@ class EmbeddingLink(AlongsideLink):
     def learning_rates(self) -> dict[str, float]:
         """r multiplies itself up over the depth, and takes a hundredth of z's learning rate."""
         return {"r": 0.01}
+
+    def depth_powers(self) -> dict[str, float]:
+        """Both, once a block."""
+        return {"r": 1.0, "z": 1.0}
 
     def reset_parameters(self) -> None:
         """r from 1.15 to 1.05 and z from .20 to .05 over the depth."""
@@ -200,7 +208,7 @@ class EmbeddingBack(Topology):
         begins, keeps = place.position == 0, place.ends_block and place.block == place.blocks // 2
         norm, depth = self.norm("input"), place.block / max(place.blocks - 1, 1)
         if begins:
-            return (MiddleEmbeddingLink if keeps else EmbeddingLink)(norm, depth)
+            return (MiddleEmbeddingLink if keeps else EmbeddingLink)(norm, depth, place.branch_factor)
         return (MiddleLink if keeps else AlongsideLink)(norm)
 
     def open(self, x: Tensor) -> States:

@@ -33,6 +33,10 @@ class GatedRows(nn.Module):
         """The gains, which are norms' gains of several rows."""
         return {"weight"}
 
+    def width_sums(self) -> set[str]:
+        """All matrices; the gates' rank grows with the width."""
+        return {"W_d", "W_u"}
+
     def reset_parameters(self) -> None:
         """Gains 1, W ~ N(0, .02): gates near one half, which a following matrix takes as a scale."""
         nn.init.ones_(self.weight)
@@ -81,6 +85,10 @@ class GatedLink(GatedRows, RowsLink):
         self.make_gates(dim, rate, rank, eps)
         self.W_w = nn.Parameter(torch.empty(rate, rate * dim))
         self.reset_parameters()
+
+    def width_sums(self) -> set[str]:
+        """W_w too."""
+        return super().width_sums() | {"W_w"}
 
     def reset_parameters(self) -> None:
         """As every read, and W_w ~ N(0, .02): every row is written with about 1."""

@@ -54,4 +54,4 @@ class HybridStar(Hybrid):
 
     def link(self, place: Place) -> Link:
         """Pre-Norm in block 0."""
-        return PreLink(self.norm("input")) if place.block == 0 else super().link(place)
+        return PreLink(self.norm("input")) if place.depth < 1 else super().link(place)

@@ -36,6 +36,14 @@ class HyperLink(RowsLink):
         """The static connections."""
         return {"A_m", "A_r", "B"}
 
+    def depth_powers(self) -> dict[str, float]:
+        """What mixes the rows on their way."""
+        return {"A_r": 1.0, "W_r": 1.0} if self.dynamic else {"A_r": 1.0}
+
+    def width_sums(self) -> set[str]:
+        """What rows are multiplied by to change the connections."""
+        return {"W_b", "W_m", "W_r"} if self.dynamic else set()
+
     def reset_parameters(self) -> None:
         """B = 1, A_m = e_(k mod n), A_r = I; dynamic W = 0 with scale .01: equal to Pre-Norm."""
         nn.init.ones_(self.B)

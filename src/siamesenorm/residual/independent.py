@@ -35,6 +35,10 @@ class IndependentLink(RowsLink):
         """Biases and scales: their start is the meaning."""
         return {"a", "b"}
 
+    def width_sums(self) -> set[str]:
+        """W."""
+        return {"W"}
+
     def reset_parameters(self) -> None:
         """W ~ N(0, .02), a = .01, b_1 = -ln(n-1), b_2 = 0: rows are read by about 1/n and written by about 1."""
         nn.init.normal_(self.W, std=STD)

@@ -52,6 +52,10 @@ class ManifoldLink(RowsLink):
         """Biases and scales: their start is the meaning."""
         return {"a", "b"}
 
+    def width_sums(self) -> set[str]:
+        """W."""
+        return {"W"}
+
     def reset_parameters(self) -> None:
         """W = 0, a = .01, and the biases of `start`."""
         nn.init.zeros_(self.W)
@@ -133,6 +137,10 @@ class LearnedCollapse(nn.Module):
         self.b = nn.Parameter(torch.empty(rate))
         self.a = nn.Parameter(torch.empty(1))
         self.reset_parameters()
+
+    def width_sums(self) -> set[str]:
+        """W."""
+        return {"W"}
 
     def reset_parameters(self) -> None:
         """Equal weights at first, as far as W is small."""

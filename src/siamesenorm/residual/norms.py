@@ -83,6 +83,10 @@ class GatedNorm(RMSNorm):
         self.rank = rank
         super().__init__(dim, eps, affine, bias)
 
+    def width_sums(self) -> set[str]:
+        """W_1."""
+        return {"W_1"}
+
     def reset_parameters(self) -> None:
         """Gain 1, bias 0; W_1 ~ N(0, .02) and W_2 = 0, so that every gate starts at one half [our choice]."""
         if not hasattr(self, "W_1"):

@@ -32,6 +32,18 @@ class Place:
     """Sublayers in its block."""
     total: int
     """Sublayers in the stack: 2L when every block has attention and FFN."""
+    branch_factor: float = 1.0
+    """What every branch is times: base depth over depth, 1 in a stack that is its own base."""
+
+    @property
+    def depth(self) -> float:
+        """l as laws of depth take it: the block of the base stack that stands at the same height."""
+        return self.block * self.branch_factor
+
+    @property
+    def base_total(self) -> float:
+        """Sublayers in the base stack."""
+        return self.total * self.branch_factor
 
     @property
     def is_attention(self) -> bool:
@@ -44,8 +56,11 @@ class Place:
         return self.position == self.size - 1
 
 
-def lay_out(blocks: Blocks) -> list[Place]:
-    """Places of a stack: ``12`` for twelve (attention, ffn) blocks, or the sublayer kinds of every block."""
+def lay_out(blocks: Blocks, base_blocks: int | None = None) -> list[Place]:
+    """Places of a stack: ``12`` for twelve (attention, ffn) blocks, or the sublayer kinds of every block.
+
+    base_blocks: blocks of the stack whose laws of depth hold here; default: as many as there are.
+    """
     whole = isinstance(blocks, int) and not isinstance(blocks, bool)
     listed = isinstance(blocks, Sequence) and not isinstance(blocks, str)
     if not whole and not (listed and all(isinstance(block, Sequence) for block in blocks)):  # type: ignore[union-attr]
@@ -62,11 +77,15 @@ def lay_out(blocks: Blocks) -> list[Place]:
     for kind in (kind for block in kinds for kind in block):
         if kind not in known:
             raise TopologyError(f"blocks: unknown sublayer kind {shown(kind)}; known kinds: {', '.join(known)}")
-    total = sum(map(len, kinds))
+    if base_blocks is not None and (
+        isinstance(base_blocks, bool) or not isinstance(base_blocks, int) or base_blocks < 1
+    ):
+        raise TopologyError(f"base_blocks: {shown(base_blocks)} is not allowed; it takes a whole number from 1")
+    total, factor = sum(map(len, kinds)), 1.0 if base_blocks is None else base_blocks / len(kinds)
     places: list[Place] = []
     for l, block in enumerate(kinds):
         for position, kind in enumerate(block):
-            places.append(Place(len(places), kind, l, len(kinds), position, len(block), total))
+            places.append(Place(len(places), kind, l, len(kinds), position, len(block), total, factor))
     return places
 
 

@@ -28,6 +28,10 @@ class PostStartLink(RawLink):
         x = self.norm(x)
         return x, x
 
+    def depth_powers(self) -> dict[str, float]:
+        """The norm: its gains multiply each other along the stream."""
+        return {"norm": 1.0}
+
     def read_gain(self, previous: Link | None) -> float:
         """N's."""
         return mean_gain(self.norm)
@@ -43,6 +47,10 @@ class PostEndLink(RawLink):
     def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """N(x + O)."""
         return self.norm(x + self.dropped(output, keep))
+
+    def depth_powers(self) -> dict[str, float]:
+        """The norm: its gains multiply each other along the stream."""
+        return {"norm": 1.0}
 
     @property
     def written_norm(self) -> nn.Module:
@@ -118,12 +126,12 @@ class DeepNorm(Topology):
 
     def link(self, place: Place) -> Link:
         """Skip scaled by a."""
-        return DeepNormLink(self.norm("stream"), place.total**0.25)
+        return DeepNormLink(self.norm("stream"), place.base_total**0.25)
 
     @property
     def init_rule(self) -> InitRule:
         """Value, output and FFN weights ÷ (8L)^(1/4); no other depth factor."""
-        return InitRule.of_branches((4 * len(self.places)) ** -0.25)
+        return InitRule.of_branches((4 * self.places[0].base_total) ** -0.25)
 
 
 class KeelLink(PreLink):
@@ -136,6 +144,10 @@ class KeelLink(PreLink):
     def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """N(a x + O)."""
         return self.stream_norm(self.scale * x + self.dropped(output, keep))
+
+    def depth_powers(self) -> dict[str, float]:
+        """The norm: its gains multiply each other along the stream."""
+        return {"stream_norm": 1.0}
 
     @property
     def written_norm(self) -> nn.Module:
@@ -164,9 +176,9 @@ class Keel(Topology):
 
     def link(self, place: Place) -> Link:
         """Pre-Norm first, then the highway-like skip."""
-        if place.block == 0:
+        if place.depth < 1:
             return PreLink(self.norm("input"))
-        return KeelLink(self.norm("input"), self.norm("stream"), float(place.total))
+        return KeelLink(self.norm("input"), self.norm("stream"), place.base_total)
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ class Scaled(Topology):
 
     def link(self, place: Place) -> Link:
         """Deeper blocks read a smaller input."""
-        return ScaledLink(self.norm("input"), (place.block + 1) ** -0.5)
+        return ScaledLink(self.norm("input"), (place.depth + 1) ** -0.5)
 
 
 class GainLink(PreLink):
@@ -294,4 +294,4 @@ class SubLN(Pre):
     @property
     def init_rule(self) -> InitRule:
         """Value, output and FFN weights × sqrt(ln 2L); no other depth factor."""
-        return InitRule.of_branches(math.sqrt(math.log(max(len(self.places), 2))))
+        return InitRule.of_branches(math.sqrt(math.log(max(self.places[0].base_total, 2))))

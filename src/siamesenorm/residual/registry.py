@@ -106,6 +106,7 @@ def Residual(
     drop_path: float | Sequence[float] = 0.0,
     fused: bool = True,
     needs: NeedsState = "check",
+    base_blocks: int | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     **options: Any,
@@ -120,6 +121,8 @@ def Residual(
     fused: take fused steps in eager mode where the topology has them.
     needs: ``check`` warns at the first pass of norms and first weights inside sublayers that the topology wants and
         nobody took from it (`attention_norms`, `inner_norm`, `init_weights_`); ``met`` or ``waived`` say otherwise.
+    base_blocks: blocks of the stack that this one is made after (CompleteP, arXiv 2505.01618): every update is times
+        base_blocks / blocks, and laws of depth are read at the same height of that stack; default: its own.
     options: the topology's own; ``siamesenorm topologies NAME`` lists them.
     """
     name, given = parse_topology(topology)
@@ -135,12 +138,15 @@ def Residual(
             drop_path=drop_path,
             fused=fused,
             needs=needs,
+            base_blocks=base_blocks,
             options={**given, **options},
         )
     return made if dtype is None else made.to(dtype)
 
 
-def create_part(role: str, topology: str, kind: StreamKind, dim: int, blocks: Blocks, norm: Norms) -> Topology:
+def create_part(
+    role: str, topology: str, kind: StreamKind, dim: int, blocks: Blocks, norm: Norms, base_blocks: int | None = None
+) -> Topology:
     """One stream of a siamese pair: a single-stream topology of the given kind, without links of its own."""
     name, options = parse_topology(topology)
     found = find_topology(name)
@@ -153,7 +159,7 @@ def create_part(role: str, topology: str, kind: StreamKind, dim: int, blocks: Bl
             "post": "normalises its stream",
         }[found.kind]
         raise TopologyError(f"siamese: {role} = {shown(name)} is not allowed, because it {why}; {role} takes {allowed}")
-    part = found(dim, blocks, norm=norm, part=True, options=options)
+    part = found(dim, blocks, norm=norm, part=True, base_blocks=base_blocks, options=options)
     if part.options.prores:
         raise TopologyError(f"siamese: {role} = {shown(topology)} is not allowed; prores belongs to the pair")
     return part

@@ -34,7 +34,7 @@ from siamesenorm.residual.summands import Sum
 
 Pair = tuple[Streams, Streams]
 DepthScaling = Literal["none", "sqrt(2(l+1))", "sqrt(l+1)"]
-DEPTH_SCALES: dict[str, Callable[[int], float]] = {
+DEPTH_SCALES: dict[str, Callable[[float], float]] = {
     "none": lambda l: 1.0,
     "sqrt(2(l+1))": lambda l: (2 * (l + 1)) ** 0.5,
     "sqrt(l+1)": lambda l: (l + 1) ** 0.5,
@@ -154,8 +154,9 @@ class Siamese(Topology):
         self.has_final_norm = form.final_norm if chosen.final_norm is None else chosen.final_norm  # type: ignore[misc]
         stream_norms = Norms(self.norms.stream, self.norms.stream, self.norms.stream)
         blocks = kinds_of(self.places)
-        self.x = create_part("x", chosen.x or form.x, "post", self.dim, blocks, stream_norms)
-        self.y = create_part("y", chosen.y or form.y, "pre", self.dim, blocks, stream_norms)
+        base = self.base_blocks
+        self.x = create_part("x", chosen.x or form.x, "post", self.dim, blocks, stream_norms, base)
+        self.y = create_part("y", chosen.y or form.y, "pre", self.dim, blocks, stream_norms, base)
         self._check_parts_agree()
 
     def _check_parts_agree(self) -> None:
@@ -173,7 +174,7 @@ class Siamese(Topology):
         x, y = self.x.link(place), self.y.link(place)
         reads_raw = type(x) is RawLink  # HybridNorm's attention: its norms on Q, K and V do the work of N_in
         input_norm = self.norm("input") if self.input_norm and not reads_raw else None
-        scale = DEPTH_SCALES[self.depth_scaling](place.block)
+        scale = DEPTH_SCALES[self.depth_scaling](place.depth)
         return PairLink(x, y, input_norm, self.dim if reads_raw else None, scale)
 
     def open(self, x: Tensor) -> Pair:

@@ -48,7 +48,15 @@ class InnerLink(Link):
         return self.norm
 
 
-class SpanLink(InnerLink):
+class SkipInnerLink(InnerLink):
+    """u = N(u + F(u)), and u goes on to the skip."""
+
+    def depth_powers(self) -> dict[str, float]:
+        """The norm: its gains multiply each other along the stream."""
+        return {"norm": 1.0}
+
+
+class SpanLink(SkipInnerLink):
     """x = N2(x + F(u)): the skip comes from the block input, which then moves on."""
 
     def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
@@ -57,7 +65,7 @@ class SpanLink(InnerLink):
         return x, x
 
 
-class BottomToTopLink(InnerLink):
+class BottomToTopLink(SkipInnerLink):
     """x = N2(x + u + F(u)): the block input joins the usual skip."""
 
     def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
@@ -73,13 +81,14 @@ class BlockSkip(Topology):
     streams = "1 + block input"
     kind = "post"
     has_final_norm = False
+    inner_link: ClassVar[type[InnerLink]] = InnerLink
     last_link: ClassVar[type[InnerLink]]
 
     def link(self, place: Place) -> Link:
         """Post-Norm inside a block, the long skip at its last sublayer."""
         if place.size == 1:
             return SpanLink(self.norm("stream"), self.read_norm(place))
-        return (self.last_link if place.ends_block else InnerLink)(self.norm("stream"), self.read_norm(place))
+        return (self.last_link if place.ends_block else self.inner_link)(self.norm("stream"), self.read_norm(place))
 
     def read_norm(self, place: Place) -> nn.Module | None:
         """A norm on what the sublayer reads, where the topology has one."""
@@ -136,7 +145,7 @@ class Span(BlockSkip):
     @property
     def init_rule(self) -> InitRule:
         """Output projections scaled by depth; no other depth factor."""
-        factor = self.places[0].blocks ** BRANCH_STD[self.options.branch_std]
+        factor = (self.base_blocks or self.places[0].blocks) ** BRANCH_STD[self.options.branch_std]
         return InitRule({"attention_out": factor, "ffn_out": factor}, keeps_depth_factor=False)
 
 
@@ -147,6 +156,7 @@ class BottomToTop(BlockSkip):
     equation = "u = N1(x + Attn(x));  x = N2(x + u + FFN(u))"
     end = "–"
     arxiv = "2206.00330"
+    inner_link = SkipInnerLink
     last_link = BottomToTopLink
     drawing = """
  x ──┬────────────────────────────────────────────────(+)──▶ N2 ──▶ x

@@ -19,10 +19,10 @@ from siamesenorm.residual.precision import widened
 class BeamLink(SandwichLink):
     """x = sqrt((k-1)/k) x + N'(F(N x)) / sqrt(k),  k = i + 2."""
 
-    def __init__(self, norm: nn.Module, output_norm: nn.Module, index: int) -> None:
+    def __init__(self, norm: nn.Module, output_norm: nn.Module, index: int, step: float = 1.0) -> None:
         super().__init__(norm, output_norm)
-        k = index + 2
-        self.skip, self.scale = depth_factor(((k - 1) / k) ** 0.5), depth_factor(k**-0.5)
+        k = 1 + step * (index + 1)  # parts of a stream to which every sublayer before has added `step` of one
+        self.skip, self.scale = depth_factor(((k - step) / k) ** 0.5), depth_factor(k**-0.5)
 
     def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """The stream keeps its size: k - 1 parts of it and one of the update."""
@@ -43,7 +43,7 @@ class Beam(Topology):
 
     def link(self, place: Place) -> Link:
         """Deeper sublayers add a smaller part."""
-        return BeamLink(self.norm("input"), self.norm("stream"), place.index)
+        return BeamLink(self.norm("input"), self.norm("stream"), place.index, place.branch_factor)
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,11 @@ class MuseOptions(Options):
 class MuseLink(SandwichLink):
     """x = sqrt(max(1 - b², 1e-3)) x + b N'(F(N x)),  b = σ(w/.3)."""
 
-    def __init__(self, norm: nn.Module, output_norm: nn.Module, dim: int, temperature: float) -> None:
+    def __init__(
+        self, norm: nn.Module, output_norm: nn.Module, dim: int, temperature: float, step: float = 1.0
+    ) -> None:
         super().__init__(norm, output_norm)
-        self.temperature = temperature
+        self.temperature, self.step = temperature, step
         self.w = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
 
@@ -71,10 +73,14 @@ class MuseLink(SandwichLink):
         nn.init.normal_(self.w, std=0.02)
 
     def gates(self) -> tuple[Tensor, Tensor]:
-        """What the stream and the update are times; 1 - b² as (1 - b)(1 + b), which does not cancel near b = 1."""
+        """What the stream and the update are times; 1 - b² as (1 - b)(1 + b), which does not cancel near b = 1.
+
+        Where updates are weighed by a branch factor, so is what the stream loses: over a stack it is the same.
+        """
         w = widened(self.w) / self.temperature
         b = torch.sigmoid(w)
-        return torch.sqrt(torch.clamp(torch.sigmoid(-w) * (1 + b), min=1e-3)), b
+        skip = torch.sqrt(torch.clamp(torch.sigmoid(-w) * (1 + b), min=1e-3))
+        return skip if self.step == 1 else skip**self.step, b
 
     def write(self, x: Tensor, output: Tensor, keep: Keep = None) -> Tensor:
         """Stream and update, weighed by channel."""
@@ -98,7 +104,9 @@ class Muse(Topology):
 
     def link(self, place: Place) -> Link:
         """A gate a sublayer."""
-        return MuseLink(self.norm("input"), self.norm("stream"), self.dim, self.options.temperature)
+        return MuseLink(
+            self.norm("input"), self.norm("stream"), self.dim, self.options.temperature, place.branch_factor
+        )
 
 
 class ZayaLink(PreLink):
@@ -118,6 +126,10 @@ class ZayaLink(PreLink):
     def no_weight_decay(self) -> set[str]:
         """All four: their start is Pre-Norm."""
         return {"s_r", "b_r", "s_o", "b_o"}
+
+    def depth_powers(self) -> dict[str, float]:
+        """Those of the skip."""
+        return {"s_r": 1.0, "b_r": 1.0}
 
     def reset_parameters(self) -> None:
         """Scales 1 and biases 0: exactly Pre-Norm."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from siamesenorm.models.parametrization import Factors, parameter_factors
 from siamesenorm.train.config import OptimizerConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import plain_name, row_orders, unwrap
@@ -40,7 +41,11 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             kept |= {f"{dot}{name}" for name in spared()}
         if config.lr_factors and callable(rates := getattr(module, "learning_rates", None)):
             factors |= {f"{dot}{name}": factor for name, factor in rates().items()}
-    members: dict[tuple[bool, bool, float], dict[str, nn.Parameter]] = {(False, True, 1.0): {}, (False, False, 1.0): {}}
+    by_size = parameter_factors(unwrap(model), matrices)
+    members: dict[tuple[bool, bool, Factors], dict[str, nn.Parameter]] = {
+        (False, True, Factors()): {},
+        (False, False, Factors()): {},
+    }
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -50,14 +55,21 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             wanted = config.decay_embeddings
         else:
             wanted = parameter.dim() >= 2 or config.decay_vectors
-        members.setdefault((parameter in matrices, wanted, factors.get(name, 1.0)), {})[name] = parameter
+        own = by_size.get(parameter, Factors())
+        own = own._replace(lr=own.lr * factors.get(name, 1.0))
+        if not wanted:  # a decay of 0 is 0 times anything
+            own = own._replace(decay=1.0)
+        if parameter in matrices:
+            own = own._replace(eps=1.0)
+        members.setdefault((parameter in matrices, wanted, own), {})[name] = parameter
     return [
         {
-            "name": ("muon " if muon else "") + ("decayed" if wanted else "plain") + _times(factor),
+            "name": ("muon " if muon else "") + ("decayed" if wanted else "plain") + _times(factor.lr),
             "names": list(parameters),
             "params": list(parameters.values()),
-            "weight_decay": config.weight_decay if wanted else 0.0,
-            "lr_factor": factor,
+            "weight_decay": config.weight_decay * factor.decay if wanted else 0.0,
+            "eps": config.eps * factor.eps,
+            "lr_factor": factor.lr,
             "muon": muon,
         }
         for (muon, wanted, factor), parameters in members.items()
@@ -82,14 +94,14 @@ def hidden_matrices(model: nn.Module) -> dict[nn.Parameter, Fused]:
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """The optimiser over the groups of a model, sharded or not."""
-    wanted = ("params", "weight_decay", "lr_factor", "muon")
+    wanted = ("params", "weight_decay", "eps", "lr_factor", "muon")
     groups = uniform_groups({key: group[key] for key in wanted} for group in parameter_groups(model, config))
     groups.sort(key=lambda group: group["muon"])  # as the optimiser has them
     factors = [group.pop("lr_factor") for group in groups]
     betas = (config.beta1, config.beta2)
     adamw = functools.partial(torch.optim.AdamW, lr=config.lr, betas=betas, eps=config.eps, fused=config.fused or None)
     hidden = [group for group in groups if group["muon"]]
-    others = [{key: group[key] for key in ("params", "weight_decay")} for group in groups if not group["muon"]]
+    others = [{key: group[key] for key in ("params", "weight_decay", "eps")} for group in groups if not group["muon"]]
     optimizer: torch.optim.Optimizer
     if config.kind == "adamw":
         optimizer = adamw(others)

@@ -61,6 +61,9 @@ class SiameseNormConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
     topology: str = "siamese"
     qk_norm: str = "none"
+    parametrization: str = "standard"
+    base_width: int | None = None
+    base_depth: int | None = None
     rope_theta: float = 10000.0
     rotary_scaling: dict[str, Any] | None = None
     rotary_dim: int | None = None

@@ -35,6 +35,7 @@ from siamesenorm.layers.cross_entropy import linear_cross_entropy
 from siamesenorm.models.lm.config import MoEConfig
 from siamesenorm.models.lm.init import LMFirstWeights
 from siamesenorm.models.lm.model import LanguageModel
+from siamesenorm.models.parametrization import width_ratio
 
 LORA_TARGET_MODULES = ["qkv", "out", "up", "down"]
 """Every projection of a dense model, for peft's ``LoraConfig(target_modules=...)``."""
@@ -238,6 +239,8 @@ class SiameseNormForCausalLM(SiameseNormPreTrainedModel, GenerationMixin):
             **{**kwargs, "return_dict": True},
         )
         hidden, loss, logits = outputs.last_hidden_state, None, None
+        if (wide := width_ratio(self.model.lm_config)) != 1:
+            hidden = hidden / wide
         wants_loss = labels is not None or shift_labels is not None
         if not wants_loss or not self.training or self.config.training_logits:
             logits = self.lm_head(kept_positions(hidden, logits_to_keep))

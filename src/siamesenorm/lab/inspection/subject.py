@@ -128,7 +128,7 @@ class LanguageSubject(Subject):
             return self.given_loss(self.model, self.batch)
         inputs = {name: values for name, values in self.batch.items() if name != "labels"}
         hidden = self.model(**inputs, logits_to_keep=0).hidden
-        return linear_cross_entropy(hidden, self.model.head_weight, self.batch["labels"])
+        return linear_cross_entropy(self.model.for_head(hidden), self.model.head_weight, self.batch["labels"])
 
     @torch.no_grad()
     def predict(self, hidden: Tensor) -> Tensor:
@@ -180,7 +180,9 @@ class VisionSubject(Subject):
     @torch.no_grad()
     def predict(self, hidden: Tensor) -> Tensor:
         """The likeliest class."""
-        return super().predict(hidden) if self.head is not None else self.model.head(hidden).argmax(-1)
+        if self.head is not None:
+            return super().predict(hidden)
+        return self.model.head(self.model.for_head(hidden)).argmax(-1)
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:

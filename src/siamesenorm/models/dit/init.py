@@ -43,12 +43,12 @@ class DiTFirstWeights(FirstWeights):
             model.positions.copy_(grid_positions(self.config.side, self.config.dim, model.positions.device))
         with self.part(model.embedding):
             patch = model.embedding.weight.flatten(1)
-            self.draw_by_fans(patch, patch.shape[0])
+            self.draw_by_fans(patch, self.base_width)
         with self.part(model.label):
             self.draw(model.label.table.weight, EMBEDDING_STD)
         with self.part(model.timestep):
-            for layer in (model.timestep.up, model.timestep.down):
-                self.draw(layer.weight, EMBEDDING_STD)
+            self.draw(model.timestep.up.weight, EMBEDDING_STD)
+            self.draw(model.timestep.down.weight, EMBEDDING_STD * self.wide**-0.5)
 
     def projection(self, weight: Tensor, place: Place, role: Any) -> None:
         """By the fans of the matrix that it lies in, unless the rule fixes the std."""

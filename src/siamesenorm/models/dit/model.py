@@ -20,6 +20,7 @@ from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.vision_attention import VisionAttention
 from siamesenorm.models.dit.config import DiTConfig
 from siamesenorm.models.dit.init import DiTFirstWeights
+from siamesenorm.models.parametrization import base_depth
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual import Gated, Place, Residual, Topology
 from siamesenorm.residual.flow import Streams
@@ -72,7 +73,16 @@ class DiT(Stack[DiTConfig]):
         self.timestep = TimestepEmbedding(c.dim)
         self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
         self.make_blocks(
-            Residual(c.topology, c.dim, c.blocks, norm=c.norms, dropout=c.dropout, fused=fused, needs="met")
+            Residual(
+                c.topology,
+                c.dim,
+                c.blocks,
+                norm=c.norms,
+                dropout=c.dropout,
+                fused=fused,
+                needs="met",
+                base_blocks=base_depth(c),
+            )
         )
         self.head_modulation = Modulation(c.dim, 2)
         self.head = nn.Linear(c.dim, c.patch_size**2 * c.out_channels)
@@ -105,6 +115,6 @@ class DiT(Stack[DiTConfig]):
     def predict(self, hidden: Tensor, condition: Tensor) -> Tensor:
         """The stack's output as an image of predictions."""
         c = self.config
-        patches = self.head(modulate(hidden, *self.head_modulation(condition)))
+        patches = self.head(self.for_head(modulate(hidden, *self.head_modulation(condition))))
         grid = patches.view(-1, c.side, c.side, c.patch_size, c.patch_size, c.out_channels)
         return grid.permute(0, 5, 1, 3, 2, 4).reshape(-1, c.out_channels, c.input_size, c.input_size)

@@ -65,12 +65,12 @@ class LMFirstWeights(FirstWeights):
 
     def projection(self, weight: Tensor, place: Place, role: Any) -> None:
         """By fan in and depth (mitchell), by depth (megatron), or all alike."""
-        fan_in, own, factor = weight.shape[-1], self.config.init_std, 1.0
+        fan_in, own, factor = weight.shape[-1], self.config.init_std * self.wide**-0.5, 1.0
         deep = role in OUTPUT_ROLES and self.rule.keeps_depth_factor
         if self.config.init == "mitchell":
-            own, factor = fan_in**-0.5, (2 * (place.block + 1)) ** -0.5
+            own, factor = fan_in**-0.5, (2 * (place.depth + 1)) ** -0.5
         elif self.config.init == "megatron":
-            factor = (2 * place.blocks) ** -0.5
+            factor = (2 * self.base_depth) ** -0.5
         self.draw(weight, self.std(own * factor if deep else own, role))
 
     def head(self) -> None:
@@ -84,7 +84,7 @@ class LMFirstWeights(FirstWeights):
         """The matrix of an untied head."""
         std = self.own_std
         if self.config.first_logits == "small":
-            std = min(std, SPREAD / (self.output_parts * self.config.dim**0.5))
+            std = min(std, SPREAD / (self.output_parts * self.base_width**0.5))
         else:
             std = self.rule.std or std
         self.draw(weight, std)
@@ -106,7 +106,7 @@ class LMFirstWeights(FirstWeights):
     @property
     def own_std(self) -> float:
         """The initialiser's own std for embedding and head."""
-        return self.config.dim**-0.5 if self.config.init == "mitchell" else self.config.init_std
+        return self.base_width**-0.5 if self.config.init == "mitchell" else self.config.init_std
 
     @property
     def embedding_std(self) -> float:
@@ -118,7 +118,7 @@ class LMFirstWeights(FirstWeights):
         """What the last gain(s) start at."""
         if not self.config.tied or self.config.first_logits != "small":
             return 1.0
-        return min(1.0, SELF_LOGIT / (self.output_parts * self.embedding_std * self.config.dim))
+        return min(1.0, SELF_LOGIT / (self.output_parts * self.embedding_std * self.base_width))
 
     @property
     def output_norms(self) -> list[nn.Module]:

@@ -20,6 +20,7 @@ from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Rotary, Turn
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.init import LMFirstWeights
+from siamesenorm.models.parametrization import base_depth
 from siamesenorm.models.stack import Stack
 from siamesenorm.residual import Place, Residual
 from siamesenorm.residual.hooks import has_hooks
@@ -62,7 +63,16 @@ class LanguageModel(Stack[LMConfig]):
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.positions = nn.Embedding(c.max_length, c.dim) if c.learned_positions else None
         self.make_blocks(
-            Residual(c.topology, c.dim, c.blocks, norm=c.norm_spec, dropout=c.dropout, fused=fused, needs="met")
+            Residual(
+                c.topology,
+                c.dim,
+                c.blocks,
+                norm=c.norm_spec,
+                dropout=c.dropout,
+                fused=fused,
+                needs="met",
+                base_blocks=base_depth(c),
+            )
         )
         self.head = None if c.tied else Linear(c.dim, c.vocab_size, bias=False)
 
@@ -220,15 +230,17 @@ class LanguageModel(Stack[LMConfig]):
             hidden = hidden[:, keep]
         elif keep is not None:
             hidden = hidden[:, hidden.shape[1] - keep :]
+        hidden = self.for_head(hidden)
         return linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
     def _add_loss(self, output: LMOutput, labels: Tensor) -> None:
+        hidden = self.for_head(output.hidden)
         z_weight = self.config.z_weight if self.training else 0.0  # held-out losses are plain, as perplexity needs them
         if self.head is not None and (type(self.head) is not Linear or has_hooks(self.head)):
             # An adapter or a hook sits on the head: only calling it is right.
-            loss = logits_cross_entropy(self.head(output.hidden), labels, z_weight=z_weight)
+            loss = logits_cross_entropy(self.head(hidden), labels, z_weight=z_weight)
         else:
-            loss = linear_cross_entropy(output.hidden, self.head_weight, labels, z_weight=z_weight)
+            loss = linear_cross_entropy(hidden, self.head_weight, labels, z_weight=z_weight)
         output.cross_entropy = loss.detach()
         if self.config.moe is not None and output.experts:
             layers = len(output.experts)

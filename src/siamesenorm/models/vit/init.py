@@ -41,7 +41,7 @@ class ViTFirstWeights(FirstWeights):
 
     def projection(self, weight: Tensor, place: Place, role: Any) -> None:
         """All alike."""
-        self.draw(weight, self.std(self.config.init_std, role))
+        self.draw(weight, self.std(self.config.init_std * self.wide**-0.5, role))
 
     @torch.no_grad()
     def head(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.patch import PatchEmbedding
 from siamesenorm.layers.vision_attention import VisionAttention
+from siamesenorm.models.parametrization import base_depth
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.models.vit.config import ViTConfig
 from siamesenorm.models.vit.init import ViTFirstWeights
@@ -60,6 +61,7 @@ class VisionTransformer(Stack[ViTConfig]):
             norm=c.norm_spec,
             dropout=c.dropout,
             drop_path=c.drop_path_rates,
+            base_blocks=base_depth(c),
             fused=fused,
             needs="met",
         )
@@ -134,10 +136,10 @@ class VisionTransformer(Stack[ViTConfig]):
             token, teacher = features[:, 0], features[:, 1]
             if pre_logits:
                 return (token + teacher) / 2
-            logits, taught = self.head(token), self.head_dist(teacher)
+            logits, taught = self.head(self.for_head(token)), self.head_dist(self.for_head(teacher))
             return (logits, taught) if self.gives_pair else (logits + taught) / 2
         pooled = self.pool(features)
-        return pooled if pre_logits else self.head(pooled)
+        return pooled if pre_logits else self.head(self.for_head(pooled))
 
     @property
     def gives_pair(self) -> bool:
