@@ -74,6 +74,15 @@ def test_what_was_made_here_is_stock(name, tmp_path):
         assert_the_same(tmp_path / "stock", name, model(IDS).logits)
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_factors_of_a_parametrization_go_into_the_weights(name, tmp_path):
+    """Branches and head of a model that is wider and deeper than its base are weighed; a stock model has no such."""
+    model = ours(**OURS[name], parametrization="completep", base_width=16, base_depth=2)
+    export_stock(model, tmp_path / "stock", name)
+    with torch.no_grad():
+        assert_the_same(tmp_path / "stock", name, model(IDS).logits)
+
+
 @pytest.mark.parametrize(
     ("fields", "to", "sentence"),
     [

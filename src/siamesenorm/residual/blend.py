@@ -94,8 +94,9 @@ class Blend(Topology):
         if self.options.prores or name not in TOPOLOGIES or "prores" in options:
             raise TopologyError(f"blend: {shown(self.options.to)} is not allowed; it takes topologies without prores")
         blocks: list[list[str]] = kinds_of(self.places)
-        self.source = Pre(self.dim, blocks, norm=self.norms, needs="waived", part=True)
-        self.target = TOPOLOGIES[name](self.dim, blocks, norm=self.norms, needs="waived", part=True, options=options)
+        how: dict[str, Any] = {"norm": self.norms, "needs": "waived", "part": True, "base_blocks": self.base_blocks}
+        self.source = Pre(self.dim, blocks, **how)
+        self.target = TOPOLOGIES[name](self.dim, blocks, **how, options=options)
         del self.target.links
         self.target.links = []  # type: ignore[assignment]  # a plain list: the blend's links own them
         self.share = Share(self.options.start, self.options.steps)

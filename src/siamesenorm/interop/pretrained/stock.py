@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from siamesenorm.interop.pretrained.names import Targets, targets_of
 from siamesenorm.interop.pretrained.stock_config import stock_config
 from siamesenorm.interop.staging import staged
 from siamesenorm.models.lm import LanguageModel, LMConfig
+from siamesenorm.models.parametrization import depth_ratio, width_ratio
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -72,7 +74,8 @@ def stock_model(
         raise InteropError(f"--to: {model_type!r} is not allowed; it takes one of {', '.join(ARCHITECTURES)}")
     kind = architecture_of(model_type)
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    config, state = scaled_embedding(model.config, state, math.sqrt(model.config.dim) if kind.plus_one else 1.0)
+    config, state = standard_parametrization(model.config, state)
+    config, state = scaled_embedding(config, state, math.sqrt(config.dim) if kind.plus_one else 1.0)
     theirs = stock_config(config, model_type)
     dtype = dtype or state["embedding.weight"].dtype
     theirs.architectures, theirs.dtype = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]], dtype
@@ -80,6 +83,21 @@ def stock_model(
     check_nothing_is_left(targets, state, model_type)
     taken = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in each_once(targets, state)}
     return theirs, taken
+
+
+def standard_parametrization(c: LMConfig, state: dict[str, Tensor]) -> tuple[LMConfig, dict[str, Tensor]]:
+    """The same function without CompleteP's factors: those of branches and of the head go into weights behind them."""
+    wide, deep = width_ratio(c), depth_ratio(c)
+    last = {"sandwich": r"links\.\d+\.output_norm", "reordered": r"links\.\d+\.norm"}.get(
+        c.topology, r"(attention\.out|ffn\.down)\.|ffn\.[wb]_out$"
+    )
+    if c.parametrization == "standard" or (deep != 1 and "norm" in last and not c.norm_affine):
+        return c, state
+    changed = {name: tensor / deep if re.search(last, name) else tensor for name, tensor in state.items()}
+    if wide != 1:
+        changed["head.weight"] = state.get("head.weight", state["embedding.weight"]) / wide
+    standard = {"parametrization": "standard", "base_width": None, "base_depth": None}
+    return c.model_copy(update={**standard, "tied": c.tied and wide == 1}), changed
 
 
 def scaled_embedding(c: LMConfig, state: dict[str, Tensor], scale: float) -> tuple[LMConfig, dict[str, Tensor]]:

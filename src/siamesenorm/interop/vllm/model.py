@@ -26,6 +26,7 @@ from siamesenorm.interop.vllm.sublayers import ServedAttention, divide_attention
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.rotary import Turn
 from siamesenorm.models.lm.model import LanguageModel
+from siamesenorm.models.parametrization import width_ratio
 from siamesenorm.models.stack import Block
 from siamesenorm.residual.flow import output_of
 
@@ -153,7 +154,7 @@ class SiameseNormForCausalLM(nn.Module, SupportsPP):
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Logits of the vocabulary."""
-        return self.logits_processor(self.lm_head, hidden_states)
+        return self.logits_processor(self.lm_head, hidden_states / width_ratio(self.model.config))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Take what belongs to this rank; a weight that is missing or unknown is refused."""
