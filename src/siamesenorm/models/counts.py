@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.stack import Block
-from siamesenorm.residual import NormSpec, Residual
+from siamesenorm.residual import Norms, Residual
 from siamesenorm.residual.kernels import native
 
 FLOAT32 = 4
@@ -92,7 +92,7 @@ class Reader(nn.Linear):
         return super().forward(h)
 
 
-def kept_by_links(topology: str, blocks: int, norms: NormSpec) -> float:
+def kept_by_links(topology: str, blocks: int, norms: Norms) -> float:
     """Tensors of the stack's width that autograd keeps outside of sublayers, their readings too, from end to end.
 
     Seen on a narrow stack of the same depth, so that it is true with the compiled kernels and without them.
