@@ -21,7 +21,7 @@ demo: $(READY) ## compare pre, post and siamese on an embedded corpus: about six
 	$(BIN)/siamesenorm compare
 
 test: lint ## lint, types and all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-portable: $(READY) ## the tests of numbers again, as CPUs with other instructions compute them
 	$(BIN)/python scripts/portable.py

@@ -61,6 +61,10 @@ INVOCATIONS = [
         "predict {cls} {png}", "predict {cls} {npy}", "predict {weights} {npy} --json",
         "sample {dit} --steps 1 --sampler ddim --per-class 1 --out {out}.png",
         "report {grid} --out {out}", "report {grid}",
+        "import {llama} {out}", "graft {llama} {out} --to siamese --tokens 16",
+        "branch {trunk} --at 1 --decay 1 -o {out}", "train {recipe} init_from={lm} --run {out}",
+        "train {recipe} init_from={llama} init_model=true --run {out}",
+        "train {recipe} optimizer.kind=muon --run {out}",
         "train {half}", "train {recipe} --run {out}", "train {recipe} data.train={array} --run {out}",
         "train lm-tiny data.train={tokens} --run {out} " + " ".join(LANGUAGE),
         "train deit-digits data.train={pictures} --run {out} " + " ".join(IMAGES),
@@ -126,6 +130,8 @@ def make_inputs(root: Path, *, huggingface: bool = True, diffusers: bool = False
     quietly(*language, "checkpoint.every=1", "train.ema=0.9", "--run", f"{root / 'half'}")
     for name in ("weights.safetensors", "status.json"):
         (root / "half" / name).unlink()
+    trunk = ["checkpoint.every=1", "schedule.kind=constant", "optimizer.kind=muon"]
+    quietly(*language, *trunk, "--run", f"{root / 'trunk'}")
     quietly("train", "deit-digits", *IMAGES, "--run", f"{root / 'cls'}")
     quietly("train", "dit-digits", *DIFFUSION, "--run", f"{root / 'dit'}")
     quietly("export", f"{root / 'cls'}", f"{root / 'weights.safetensors'}", "--to", "safetensors")
@@ -134,7 +140,12 @@ def make_inputs(root: Path, *, huggingface: bool = True, diffusers: bool = False
     _grid(root)
     _table(root)
     if huggingface:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
         quietly("export", f"{root / 'lm'}", f"{root / 'hf'}", "--to", "hf")
+        shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        llama = LlamaForCausalLM(LlamaConfig(vocab_size=258, max_position_embeddings=32, **shape))
+        llama.save_pretrained(root / "llama")
     if diffusers:
         from tests.interop.diffusers_models import tiny_autoencoder
 

@@ -88,6 +88,18 @@ def test_a_checksum_that_cannot_be_read_is_one_sentence(runs, tmp_path, capsys, 
     assert "has no checksum" in one_sentence(["generate", str(run), "x"], capsys)
 
 
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\xfe", b'{"step": "many"}'], ids=str)
+def test_weights_without_their_status_are_refused_unless_somebody_vouches_for_them(runs, tmp_path, capsys, content):
+    run = changed(runs["language"], tmp_path / "run")
+    (run / STATUS).unlink()
+    if content is not None:
+        (run / STATUS).write_bytes(content)
+    command = ["generate", str(run), "x", "--tokens", "1"]
+    assert f"'{run / STATUS}', which has the checksum of {WEIGHTS}, cannot be read" in one_sentence(command, capsys)
+    (run / STATUS).write_text("{}")
+    assert main(command) == 0
+
+
 def test_a_finished_run_whose_weights_were_removed_stays_finished(runs, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(runs["language"], run)

@@ -56,7 +56,9 @@ def free(folder: Path) -> Path:
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_senseless_values_end_in_one_sentence(command, inputs, tmp_path, monkeypatch):
     chance, by_name = random.Random(f"{command}"), {}
-    for invocation, parameter, value in bad_invocations([i for i in INVOCATIONS if command_of(i) == command]):
+    sound = [i for i in INVOCATIONS if command_of(i) == command]
+    assert sound, "no sound invocation"
+    for invocation, parameter, value in bad_invocations(sound):
         if parameter.name not in SLOW:
             by_name.setdefault((parameter.name, parameter.option), []).append((invocation, value))
     for (name, _), cases in by_name.items():

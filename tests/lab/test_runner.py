@@ -2,10 +2,11 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -126,32 +127,61 @@ def test_a_killed_process_fails_alone_and_is_resumed(tmp_path):
     assert [r["step"] for r in read_metrics(again.plan[0].folder) if "loss" in r] == list(range(1, 41))
 
 
-def start(out, *more: str) -> subprocess.Popen:
+PAUSED = """
+import os, sys
+from siamesenorm.__main__ import run
+from siamesenorm.train import interruption, loop
+
+heard, said = os.pipe()
+take, take_step = interruption.Interruption._take, loop.Loop.take_step
+
+def hear(self, number, frame):
+    take(self, number, frame)
+    os.write(said, b".")
+
+def pause(self):
+    verdict = take_step(self)
+    if self.step == 20:
+        with open(os.environ["PAUSED"], "wb") as paused:
+            paused.write(b".")
+        os.read(heard, 1)
+    return verdict
+
+interruption.Interruption._take, loop.Loop.take_step = hear, pause
+if __name__ == "__main__":
+    sys.exit(run())
+"""
+"""The command, whose cells say at step 20 that they are there, and wait for a signal."""
+
+
+def start(out, *more: str, program: Sequence[str] = ("-m", "siamesenorm"), **options) -> subprocess.Popen:
     fields = dict(item.split("=", 1) for item in (*TINY, *more))
     sets = [part for field, value in fields.items() for part in ("--set", f"{field}={value}")]
-    command = [sys.executable, "-m", "siamesenorm", "compare", "--recipe", "lm-tiny", "--topologies", "pre,siamese"]
+    command = [sys.executable, *program, "compare", "--recipe", "lm-tiny", "--topologies", "pre,siamese"]
     command += ["--lrs", "1e-2", "--seeds", "0", "--jobs", "2", "--out", str(out), *sets]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A session of its own, as a terminal starts it: Ctrl-C then reaches all of its processes.
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(command, start_new_session=True, **pipes, **options)
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
-    steps = ("train.steps=400", "evaluation.every=200")
-    process = start(tmp_path / "stopped", *steps)
-    metrics = None
-    for _ in range(1200):  # until a cell is well under way
-        metrics = next(iter((tmp_path / "stopped").glob("cells/*/metrics.jsonl")), None)
-        if metrics is not None and metrics.read_text().count("\n") > 20:
-            break
-        time.sleep(0.1)
+    steps = ("train.steps=30", "evaluation.every=15")
+    paused, program = tmp_path / "paused", tmp_path / "program.py"
+    os.mkfifo(paused)
+    program.write_text(PAUSED)
+    waiting = os.open(paused, os.O_RDWR)  # so that nobody waits for the other to open it
+    process = start(tmp_path / "stopped", *steps, program=[str(program)], env={**os.environ, "PAUSED": str(paused)})
+    for _ in range(2):
+        assert select.select([waiting], [], [], 300)[0], "no cell has come to step 20"
+        os.read(waiting, 1)
+    os.close(waiting)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "the same command goes on from here" in err
     assert "Traceback" not in err
     states = [json.loads(p.read_text()) for p in (tmp_path / "stopped").glob("cells/*/status.json")]
-    assert {state["state"] for state in states} <= {"interrupted", "finished"}  # one may have been faster
-    assert any(0 < state["step"] < 400 for state in states if state["state"] == "interrupted")
+    assert [(state["state"], state["step"]) for state in states] == [("interrupted", 20)] * 2
     process = start(tmp_path / "stopped", *steps)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err

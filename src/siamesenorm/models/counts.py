@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from siamesenorm.residual import Residual
+from siamesenorm.layers.mlp import GATED
+from siamesenorm.models.stack import Block
+from siamesenorm.residual import Norms, Residual
+from siamesenorm.residual.kernels import native
 
 FLOAT32 = 4
 
@@ -80,12 +84,60 @@ def flops_per_token(weights: int, *, blocks: int, width: int, seen: float) -> fl
     return 2 * weights + 4 * blocks * width * seen
 
 
-def kept_per_token(*, blocks: int, dim: int, links: float, attention: int, ffn: int) -> int:
-    """Numbers kept for backward: of embedding and output, and in every block of its links and its sublayers' insides.
+class Reader(nn.Linear):
+    """A sublayer that keeps what it reads, and nothing else."""
 
-    links: tensors of width `dim` that each of the two keeps, its sublayer's reading too (`Topology.kept`).
+    def forward(self, h: Tensor, context: None = None) -> Tensor:
+        """A matrix product, as most sublayers begin with."""
+        return super().forward(h)
+
+
+def kept_by_links(topology: str, blocks: int, norms: Norms) -> float:
+    """Tensors of the stack's width that autograd keeps outside of sublayers, their readings too, from end to end.
+
+    Seen on a narrow stack of the same depth, so that it is true with the compiled kernels and without them.
     """
-    return blocks * (int(2 * links * dim) + attention + ffn) + 2 * dim
+    width, tokens = 64, 8
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        narrow, reader = Residual(topology, width, blocks, norm=norms, needs="met"), Reader(width, width)
+        links = list(narrow.links)
+        pairs = [Block(reader, reader, links[first : first + 2], narrow) for first in range(0, len(links), 2)]
+
+        def through(x: Tensor) -> Tensor:
+            streams = narrow.open(x)
+            for block in pairs:
+                streams, _ = block(streams)
+            return reader(narrow.close(streams))
+
+        # The difference of two: what is kept of weights, however many tokens there are, goes.
+        few, more = (saved_bytes(through, torch.randn(1, n * tokens, width, requires_grad=True)) for n in (1, 2))
+    return (more - few) / (FLOAT32 * width * tokens)
+
+
+def saved_bytes(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """What autograd saves of a call, every storage once."""
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage  # held, so that no other takes its place
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        function(x)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def kept_per_token(*, blocks: int, dim: int, links: float, attention: int, ffn: int) -> int:
+    """Numbers kept for backward: by the links (`kept_by_links`), and in every block of its sublayers' insides."""
+    return int(links * dim) + blocks * (attention + ffn)
+
+
+def kept_by_ffn(hidden: int, activation: str) -> int:
+    """Numbers kept of its inside: what the activation took and gave; where its plain form runs, the gate's too."""
+    if activation not in GATED:
+        return 2 * hidden
+    return (3 if activation == "swiglu" and native.enabled() else 4) * hidden
 
 
 def size_of_sublayers(model: Any) -> int:

@@ -12,6 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import wraps
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -38,6 +39,15 @@ class Behind(NamedTuple):
     """What the FFN returned beside its output."""
 
 
+Sublayer = Callable[[Tensor, Context], Any]
+SublayerRunner = Callable[[Sublayer, Tensor, Context], Any]
+
+
+def run_sublayer(sublayer: Sublayer, h: Tensor, context: Context) -> Any:
+    """The plain way to run a sublayer; activation checkpointing is another."""
+    return sublayer(h, context)
+
+
 class Block(nn.Module):
     """Attention and FFN with their links: ``streams, reported = block(streams, context)``.
 
@@ -49,6 +59,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention, self.ffn, self.links = attention, ffn, nn.ModuleList(links)
         self.before, self.between = topology.step(None, self.links[0]), topology.step(*self.links)  # type: ignore[arg-type]
+        self.run_sublayer: SublayerRunner = run_sublayer
         self._compiled: Callable[..., Any] | None = None
         self._hooks_then: list[int] = []
 
@@ -88,8 +99,8 @@ class Block(nn.Module):
     def pure(self, streams: Streams, context: Context) -> tuple[Streams, tuple[Any, ...]]:
         """The function itself, as it is compiled."""
         streams, h = self.before(streams)
-        streams, h = self.between(streams, *output_of(self.attend(h, context)))
-        result = self.feed(h, context)
+        streams, h = self.between(streams, *output_of(self.run_sublayer(self.attend, h, context)))
+        result = self.run_sublayer(self.feed, h, context)
         streams = self.links[-1].add(streams, *output_of(result))  # type: ignore[operator]
         return streams, result[1:] if type(result) is tuple else ()
 
@@ -99,7 +110,8 @@ class Block(nn.Module):
         Forward hooks on modules inside are compiled with them. While others than now hang there, or backward hooks,
         the block runs eagerly.
         """
-        self._compiled = torch.compile(self.pure, *args, **{"fullgraph": True, **kwargs})
+        compiled = torch.compile(self.pure, *args, **{"fullgraph": True, **kwargs})
+        self._compiled = compiled if kwargs.get("backend", "inductor") == "inductor" else closing_autocast(compiled)
         self._hooks_then = self._hooks(FORWARD)
 
     def _hooks(self, kinds: Sequence[str]) -> list[int]:
@@ -110,6 +122,30 @@ class Block(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not compiled yet."""
         return {**super().__getstate__(), "_compiled": None}
+
+
+def closing_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function behind which autocast is nested no deeper than before it, also where an exception ends it.
+
+    Checkpointing ends recomputation by an exception, and a graph that runs as dynamo wrote it (``backend="eager"``)
+    enters and leaves regions of autocast by plain calls: one left open keeps the casts of weights for ever.
+    """
+
+    def nesting() -> int:
+        torch.autocast_increment_nesting()
+        return torch.autocast_decrement_nesting()
+
+    @wraps(function)
+    def closed(*args: Any) -> Any:
+        outer = nesting()
+        try:
+            return function(*args)
+        finally:
+            while nesting() > outer:
+                if torch.autocast_decrement_nesting() == 0:
+                    torch.clear_autocast_cache()
+
+    return closed
 
 
 Runner = Callable[[Block, Streams, Context], tuple[Streams, tuple[Any, ...]]]

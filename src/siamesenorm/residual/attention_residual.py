@@ -187,11 +187,6 @@ class AttentionResidual(Topology):
         assert self.final_norm is not None
         return self.final_norm(self.mix(streams))
 
-    @property
-    def kept(self) -> float:
-        """The source, and the reading before and behind its norm."""
-        return 3.0
-
     def named_streams(self, streams: Sources) -> dict[str, Tensor]:
         """One name a source."""
         return {f"v{j}": values for j, (values, _) in enumerate(streams)}

@@ -247,11 +247,6 @@ class Topology(NeedsOnOffer, nn.Module):
         """What this topology changes about weight initialisation."""
         return InitRule()
 
-    @property
-    def kept(self) -> float:
-        """Tensors of the stack's width that a link keeps for backward in eager mode, its sublayer's reading too."""
-        return 2.0
-
     def named_streams(self, streams: Streams) -> dict[str, Tensor]:
         """The stream(s) by name, each of the stack's width in its last dimension, for looking inside."""
         return {"x": streams}

@@ -131,11 +131,6 @@ class Blend(Topology):
         """The other's."""
         return self.target.init_rule
 
-    @property
-    def kept(self) -> float:
-        """Both streams' and both readings."""
-        return 2.0 + self.target.kept
-
     def map_streams(self, streams: Both, function: Callable[[Tensor], Tensor]) -> Both:
         """Each by itself."""
         return self.source.map_streams(streams[0], function), self.target.map_streams(streams[1], function)

@@ -161,11 +161,6 @@ class GatedResidual(Rows):
         """The last read, whose gains are a norm's."""
         return [self.last_read]
 
-    @property
-    def kept(self) -> float:
-        """The rows as they are, normed, normed with gains, and their gates; the reading."""
-        return 4.0 * self.options.rate + 1.0
-
     def no_weight_decay(self) -> set[str]:
         """The links' own, and the last gains."""
         return super().no_weight_decay() | {"last_read.weight"}

@@ -105,11 +105,6 @@ class Hyper(Rows):
  start: n copies of embed        end: N(sum of rows)
  dynamic: each of A_m, A_r, B is its static part + scale · tanh(norm(H) W)"""
 
-    @property
-    def kept(self) -> float:
-        """The rows, the rows normed where the connections are dynamic, and the reading before and behind its norm."""
-        return (2.0 if self.options.dynamic else 1.0) * self.options.rate + 2.0
-
     def link(self, place: Place) -> Link:
         """One connection a sublayer, its read row in turn."""
         row_norm = self.norm("stream") if self.options.dynamic else nn.Identity()

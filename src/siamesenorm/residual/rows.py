@@ -82,11 +82,6 @@ class Rows(Topology):
         """n copies of the embedding."""
         return x.unsqueeze(-2).repeat_interleave(self.options.rate, dim=-2)
 
-    @property
-    def kept(self) -> float:
-        """The rows, and the reading before and behind its norm."""
-        return self.options.rate + 2.0
-
     def end_weights(self, rows: Tensor) -> Tensor:
         """What each row comes into the end with: (..., n)."""
         return rows.new_full((self.options.rate,), 1 / self.options.rate)

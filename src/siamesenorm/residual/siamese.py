@@ -208,11 +208,6 @@ class Siamese(Topology):
         """The rule of the part that has one."""
         return self.y.init_rule if self.x.init_rule.is_neutral else self.x.init_rule
 
-    @property
-    def kept(self) -> float:
-        """X, Y and the reading."""
-        return 3.0
-
     def output_norms(self, last: Link) -> list[nn.Module]:
         """N_out, or the parts' own where the sum is not normalised."""
         assert isinstance(last, PairLink)

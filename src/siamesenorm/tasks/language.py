@@ -285,7 +285,7 @@ class LanguageTask(Task):
     def least_activations(self, recomputed: bool) -> float:
         """A stream and a reading per sublayer; all the inside too where nothing is recomputed."""
         config = self.model_config
-        kept = 2 * config.blocks * config.dim if recomputed else activations_of_token(config)
+        kept = 2 * config.blocks * config.dim if recomputed else activations_of_token(config, 4.0 * config.blocks)
         return kept * self.data_config.sequence_length
 
     def flops_per_sample(self, model: nn.Module) -> float:

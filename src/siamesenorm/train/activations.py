@@ -23,9 +23,9 @@ def checkpoint_activations(model: nn.Module, kind: str) -> None:
         return
     if not isinstance(model, Stack):
         raise ConfigError(f"train.activation_checkpointing: {kind!r} is not allowed; {type(model).__name__} takes none")
+    recomputed = partial(checkpoint, use_reentrant=False)
     if kind == "full":
-        model.run = partial(checkpoint, use_reentrant=False)
+        model.run = recomputed
         return
     for block in model.blocks:
-        for name in ("attend", "feed"):
-            setattr(block, name, partial(checkpoint, getattr(block, name), use_reentrant=False))
+        block.run_sublayer = recomputed  # type: ignore[assignment]  # ModuleList holds blocks

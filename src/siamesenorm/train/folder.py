@@ -115,10 +115,14 @@ class RunFolder:
 
     def status(self) -> dict[str, Any]:
         """What status.json says, nothing if it is not there or not sound."""
+        return self.readable_status() or {}
+
+    def readable_status(self) -> dict[str, Any] | None:
+        """What status.json says; None if it is not there or not sound."""
         try:
             return read_model(self.path / STATUS, Status, "run").model_dump(exclude_unset=True)
         except DataError:
-            return {}
+            return None
 
     def check(self, config: RunConfig, mode: Mode) -> None:
         """Raise if this configuration cannot be run here in this mode; writes nothing."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.layers.lora import merged, mergings
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.folder import WEIGHTS, RunFolder
+from siamesenorm.train.folder import STATUS, WEIGHTS, RunFolder
 from siamesenorm.train.layout import row_orders, unwrap, usual_rows, whole
 from siamesenorm.train.manifest import Entry, check
 from siamesenorm.train.training_state import model_tensors
@@ -66,7 +66,13 @@ def check_weights(run: RunFolder) -> None:
 
     Runs of earlier versions have no checksum in their status.json: that is said, once.
     """
-    recorded: Any = run.status().get("weights")
+    status = run.readable_status()
+    if status is None:
+        raise ConfigError(
+            f"run: {str(run.path / STATUS)!r}, which has the checksum of {WEIGHTS}, cannot be read; bring back a sound "
+            f"copy, train it again with --restart, or write {{}} there to take the weights as they are"
+        )
+    recorded: Any = status.get("weights")
     if recorded is None:
         if run.path.resolve() not in _told:
             _told.add(run.path.resolve())

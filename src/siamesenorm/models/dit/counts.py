@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_per_token
+from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_by_links, kept_per_token
 from siamesenorm.models.dit.config import DiTConfig
 from siamesenorm.models.dit.model import DiT
 
@@ -13,7 +13,7 @@ def count_dit(config: DiTConfig) -> Counts:
     """Count a configuration's model; the unit is an image seen once."""
     with torch.device("meta"):
         model = DiT(config)
-    kept = activations_of_dit(config, model.residual.kept)
+    kept = activations_of_dit(config, kept_by_links(config.topology, config.blocks, model.residual.norms))
     return counts_of(model, flops=flops_of_dit(config), length=config.tokens, activations=kept)
 
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from siamesenorm.layers.mlp import GATED
-from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_per_token, size_of_sublayers
+from siamesenorm.models.counts import (
+    Counts,
+    counts_of,
+    flops_per_token,
+    kept_by_ffn,
+    kept_by_links,
+    kept_per_token,
+    size_of_sublayers,
+)
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
 
@@ -20,7 +27,7 @@ def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
         model,
         flops=flops_of_token(model, length),
         length=length,
-        activations=activations_of_token(config, model.residual.kept),
+        activations=activations_of_token(config, kept_by_links(config.topology, config.blocks, model.residual.norms)),
         idle=idle_parameters(model),
     )
 
@@ -45,10 +52,10 @@ def flops_of_token(model: LanguageModel, length: int) -> float:
     return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.head_width, seen=seen)
 
 
-def activations_of_token(config: LMConfig, links: float = 2.0) -> int:
-    """Numbers kept in sublayers: q, k, v, attention's output, the FFN's inner."""
+def activations_of_token(config: LMConfig, links: float) -> int:
+    """Numbers kept by links, and in sublayers: q, k, v, attention's output, the FFN's inner."""
     c = config
     heads = 2 * (c.heads + c.key_heads) * c.head_width
     hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim
-    ffn = (3 if c.activation in GATED else 2) * hidden
+    ffn = kept_by_ffn(hidden, c.activation)
     return kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=heads, ffn=ffn)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from siamesenorm.layers.mlp import GATED
-from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_per_token
+from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_by_ffn, kept_by_links, kept_per_token
 from siamesenorm.models.vit.config import ViTConfig
 from siamesenorm.models.vit.model import VisionTransformer
 
@@ -14,7 +14,7 @@ def count_vit(config: ViTConfig) -> Counts:
     """Count a configuration's model; the unit is an image."""
     with torch.device("meta"):
         model = VisionTransformer(config)
-    kept = activations_of_image(config, model.residual.kept)
+    kept = activations_of_image(config, kept_by_links(config.topology, config.blocks, model.residual.norms))
     return counts_of(model, flops=flops_of_image(config), length=config.tokens, activations=kept)
 
 
@@ -29,6 +29,6 @@ def flops_of_image(config: ViTConfig) -> float:
 
 
 def activations_of_image(config: ViTConfig, links: float) -> int:
-    """Numbers kept in sublayers: q, k, v, attention's output, the FFN's inner."""
-    c, inner = config, (3 if config.activation in GATED else 2) * config.ffn_dim
+    """Numbers kept by links, and in sublayers: q, k, v, attention's output, the FFN's inner."""
+    c, inner = config, kept_by_ffn(config.ffn_dim, config.activation)
     return c.tokens * kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=4 * c.dim, ffn=inner)
