@@ -13,7 +13,9 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 def without_autocast(beside: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast rounds nothing on the device of a tensor."""
     device = beside.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def widened(x: Tensor) -> Tensor:
