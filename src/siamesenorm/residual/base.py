@@ -39,6 +39,17 @@ StreamKind = Literal["pre", "post", "mixed", "several"]
 
 
 @dataclass(frozen=True)
+class Growth:
+    """Norms inside sublayers that grow in over training."""
+
+    names: tuple[str, ...]
+    """Of q, k, v and out."""
+    start: int
+    """The step behind which they begin to."""
+    steps: int
+
+
+@dataclass(frozen=True)
 class SublayerNeeds:
     """The norms that a topology asks a sublayer to have inside."""
 
@@ -46,14 +57,15 @@ class SublayerNeeds:
     """On queries and keys (per head or over the whole projection) or on queries, keys and values; before RoPE."""
     output_norm: bool = False
     """A norm before the output projection of attention and FFN (Sub-LN)."""
-    growing: frozenset[str] = frozenset()
-    """Which norms grow in over training, of q, k, v and out (`blend`)."""
-    growth: tuple[int, int] = (0, 1)
-    """The step behind which they begin to, and over how many steps."""
+    growing: Growth | None = None
+    """Which of these norms grow in over training, and when (`blend`)."""
 
     def inner(self, name: str, norm: NormFactory) -> NormFactory:
         """What makes the norm of this name."""
-        return (lambda width: Growing(norm(width), Share(*self.growth))) if name in self.growing else norm
+        growth = self.growing
+        if growth is None or name not in growth.names:
+            return norm
+        return lambda width: Growing(norm(width), Share(growth.start, growth.steps))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from siamesenorm.residual.base import InitRule, Link, SublayerNeeds, Topology
+from siamesenorm.residual.base import Growth, InitRule, Link, SublayerNeeds, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.flow import Streams
@@ -123,8 +123,8 @@ class Blend(Topology):
             raise TopologyError(
                 f"blend: qk_norm = {had!r} cannot become the norm that {self.target.name} has inside attention"
             )
-        growing = {"v", "out"} | ({"q", "k"} if had == "none" else set())
-        return replace(needs, growing=frozenset(growing), growth=(self.options.start, self.options.steps))
+        names = ("q", "k", "v", "out") if had == "none" else ("v", "out")
+        return replace(needs, growing=Growth(names, self.options.start, self.options.steps))
 
     @property
     def init_rule(self) -> InitRule:
