@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from siamesenorm.residual import TOPOLOGIES, NormSpec, TopologyError
 from siamesenorm.residual.errors import NotExact
-from siamesenorm.residual.grafts import EXACT, compute_pre_norm, embedding_factor, exact_names
+from siamesenorm.residual.grafts import EXACT, compute_pre_norm, embedding_factor, eps_for, exact_names
 
 from .stacks import PAIR, D, make, make_sublayers, randomise
 
@@ -48,6 +48,20 @@ def test_the_function_stays_the_same(text, kind):
     x = torch.randn(2, 5, D, dtype=torch.float64)
     close = SCALE_FREE.get(text.partition(":")[0], 1e-9)
     assert_close(grafted(x * embedding_factor(grafted), sublayers), pre(x, sublayers), rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("text", ["siamese", "siamese:depth_scaling=none", "gr", "dense"])
+def test_a_large_eps_counts_as_it_did(text, kind):
+    """Streams as small as a small embedding is: what eps adds is most of their mean square."""
+    if kind == "layer" and text == "gr":
+        return
+    pre, norms, final = pre_norm(NormSpec(kind, eps=1e-2))
+    eps = eps_for(make(text, BLOCKS), 1e-2)
+    grafted, sublayers = make(text, BLOCKS, norm=NormSpec(kind, eps=eps)), make_sublayers([PAIR] * BLOCKS)
+    compute_pre_norm(grafted, norms, final)
+    x = 0.1 * torch.randn(2, 5, D, dtype=torch.float64)
+    assert_close(grafted(x, sublayers), pre(x, sublayers), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -6,6 +6,7 @@ norms. The settings are uneven where rows are equal, so that gradients tell them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -62,6 +63,17 @@ def compute_pre_norm(
 def embedding_factor(topology: Topology) -> float:
     """What the embedding of a Pre-Norm model is to be times, so that a topology computes the same."""
     return 1 / topology.options.rate if isinstance(topology, Widen) else 1.0
+
+
+def eps_for(topology: Topology, eps: float) -> float:
+    """The eps of a topology's norms with which it computes Pre-Norm with norms of this eps.
+
+    Behind a norm of eps e a second one of the same, its gains times sqrt(1 + e), is one of eps e^2 / (1 + e).
+    """
+    twice = isinstance(topology, Siamese) and topology.final_norm is not None
+    if twice and all(link.input_norm is not None for link in topology.links):
+        return (eps + math.sqrt(eps * eps + 4 * eps)) / 2
+    return eps
 
 
 def exact_names() -> list[str]:
@@ -185,14 +197,22 @@ def sleeping_x(topology: Siamese, norms: Sequence[nn.Module], final: nn.Module) 
             switch_off(norm_x)
         if link.gain is not None:
             link.gain.zero_()
-        norm_y = cast(nn.Module, link.y.norm)
-        copied.append(copy_norm(norm_y if link.input_norm is None else link.input_norm, norm))
+        copied.append(copy_last(cast(nn.Module, link.y.norm), link.input_norm, norm))
     if topology.x.final_norm is not None:
         switch_off(topology.x.final_norm)
-    last = topology.y.final_norm if topology.final_norm is None else topology.final_norm
-    copied.append(copy_norm(last, final))
+    copied.append(copy_last(cast(nn.Module, topology.y.final_norm), topology.final_norm, final))
     if type(topology.links[0].x) not in (PostStartLink, RawLink):  # all is set but for the first reading
         raise NotExact(f"siamese: x = {topology.x.name} is seen raw once, at first; form=post_pre or hybrid_pre is not")
+    return copied
+
+
+def copy_last(first: nn.Module, second: Any, norm: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """A norm to the last of two in a row, or to the one there is; see `eps_for`."""
+    if second is None:
+        return copy_norm(first, norm)
+    copied = copy_norm(second, norm)
+    if second.weight is not None:
+        second.weight.mul_(math.sqrt(1 + second.eps))
     return copied
 
 

@@ -15,7 +15,7 @@ from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.residual import Residual, TopologyError
 from siamesenorm.residual.errors import NotExact
-from siamesenorm.residual.grafts import compute_pre_norm, embedding_factor
+from siamesenorm.residual.grafts import compute_pre_norm, embedding_factor, eps_for
 
 
 def graft(model: LanguageModel, topology: str) -> LanguageModel:
@@ -38,6 +38,8 @@ def graft_exactly(model: LanguageModel, topology: str) -> tuple[LanguageModel, d
         raise TopologyError("graft: prores is not allowed; training would begin with branches of size 0")
     factor = embedding_factor(wanted)
     changed = {"topology": topology, "embedding_scale": model.config.embedding_scale * factor}
+    if model.config.qk_norm == "none":  # norms inside sublayers have the same eps, and stay as they are
+        changed["norm_eps"] = eps_for(wanted, model.config.norm_eps)
     grafted = LanguageModel(LMConfig.model_validate({**model.config.model_dump(), **changed}), seed=0)
     for place in grafted.residual.places:
         ours, theirs = (m.residual.needs(place) for m in (grafted, model))
