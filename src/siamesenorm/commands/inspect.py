@@ -88,7 +88,7 @@ def measure(source: Source, removal: bool, console: Console) -> Inspection:
 
     from siamesenorm.lab.inspection import inspect as look
     from siamesenorm.lab.inspection.spikes import spikes_of_run
-    from siamesenorm.lab.provenance import command, machine_facts
+    from siamesenorm.train.provenance import command, machine_facts
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -24,7 +24,6 @@ from siamesenorm.data.preparation import prepare
 from siamesenorm.data.sources import find_sources, read_documents
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
-from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grid import (
     GRID,
     OPTIMIZER,
@@ -37,11 +36,12 @@ from siamesenorm.lab.grid import (
     parse_topologies,
 )
 from siamesenorm.lab.presets import Preset
-from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts, threads_asked_for
 from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import DECIDED_BY, LEAST
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.facts import read_facts
+from siamesenorm.train.provenance import cores, data_hashes, origin, threads_asked_for
 from siamesenorm.train.recipes import resolve
 
 RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,3.2e-2", "0,1,2"
@@ -218,7 +218,7 @@ def prepare_grid(grid: Grid, out: Path | str, metric: str | None = None, one: On
     """
     cells = grid.cells()
     places = plan(cells, Path(out))
-    facts: dict[str, Any] = {**machine_facts(), "command": command(), "data": {}}
+    facts: dict[str, Any] = origin()
     for cell in _different_data(cells):
         check_measured(find_task(cell.config.task)(cell.config), metric or "loss")  # the data are opened and checked
         facts["data"] |= data_hashes(cell.config)

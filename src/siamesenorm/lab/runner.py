@@ -17,10 +17,10 @@ from typing import Any, Literal
 from siamesenorm.data.workers import start_fork_server
 from siamesenorm.lab.cell import Order, work
 from siamesenorm.lab.grid import Cell
-from siamesenorm.lab.provenance import cores, threads_asked_for
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.interruption import Interruption
+from siamesenorm.train.provenance import cores, threads_asked_for
 
 CELLS = "cells"
 PATIENCE = 30.0

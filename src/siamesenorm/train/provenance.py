@@ -65,6 +65,11 @@ def command() -> str:
     return shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "siamesenorm"), *sys.argv[1:]])
 
 
+def origin(config: RunConfig | None = None) -> dict[str, Any]:
+    """Versions, machine and command of this process, and the hashes of a configuration's data."""
+    return {**machine_facts(), "command": command(), "data": {} if config is None else data_hashes(config)}
+
+
 def data_hashes(config: RunConfig) -> dict[str, str]:
     """SHA-256 of every corpus that a configuration names."""
     found: dict[str, str] = {}
