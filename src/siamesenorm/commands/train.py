@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +9,6 @@ import typer
 
 EXIT_FAILED, EXIT_DIVERGED = 1, 3
 SIGNAL_BASE = 128
-LONGEST = 80
-"""Characters of a folder's name that overrides may take."""
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -66,6 +62,7 @@ def train(
     from siamesenorm.train.loop import train as run_training
     from siamesenorm.train.recipes import resolve
     from siamesenorm.train.rendezvous import refuse
+    from siamesenorm.train.session import default_folder
 
     if resume and restart:
         raise ConfigError("--resume and --restart: both are given; it takes one of the two")
@@ -100,21 +97,3 @@ def train(
         raise typer.Exit(EXIT_DIVERGED)
     if result.signal is not None:
         raise typer.Exit(SIGNAL_BASE + result.signal.value)
-
-
-def default_folder(recipe: str, overrides: list[str]) -> Path:
-    """A folder of the command's own; the run itself where nothing but its folder is given, which goes on with it."""
-    path = Path(recipe)
-    return path if path.is_dir() and not overrides else Path("runs") / folder_name(recipe, overrides)
-
-
-def folder_name(recipe: str, overrides: list[str]) -> str:
-    """A name that the same command has again, and no other one: lm-tiny-topology=pre-lr=3e-3."""
-    path = Path(recipe)
-    stem = path.parent.name if path.name == "config.yaml" else path.name if path.is_dir() else path.stem
-    name = recipe if path.suffix not in (".yaml", ".yml") and not path.is_dir() else stem
-    text = "-".join([name, *overrides])
-    plain = re.sub(r"[^\w.=+,-]+", "_", text)
-    if plain == text and len(plain) <= LONGEST:
-        return plain
-    return f"{plain[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -31,6 +31,8 @@ class Order:
     """Facts of the machine and the data, which the whole grid shares."""
     threads: int = 1
     gpu: int | None = None
+    model: str | None = None
+    """``FILE.py:NAME``, where it is a model of somebody's own."""
     alone: bool = True
     """Whether its process does nothing else."""
 
@@ -41,17 +43,20 @@ def run_cell(order: Order, send: Send) -> State:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(order.gpu)  # before this process touches a GPU
     import torch
 
+    from siamesenorm.lab.model_file import open_model_file
+    from siamesenorm.tasks.own import given
     from siamesenorm.train.loop import train
     from siamesenorm.train.recipes import parse_config
 
     torch.set_num_threads(order.threads)
-    result = train(
-        parse_config(order.config),
-        order.folder,
-        display=Reporter(send),
-        provenance={**order.provenance, "threads": order.threads},
-        alone=order.alone,
-    )
+    with contextlib.nullcontext() if order.model is None else given(open_model_file(order.model)):
+        result = train(
+            parse_config(order.config),
+            order.folder,
+            display=Reporter(send),
+            provenance={**order.provenance, "threads": order.threads},
+            alone=order.alone,
+        )
     if result.state in ("finished", "diverged"):
         with contextlib.suppress(OSError):  # it will not go on; its weights are exported
             remove_tree(Path(order.folder) / CHECKPOINTS, FOLDERS[CHECKPOINTS])

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ from siamesenorm.lab.grid import (
     parse_setting,
     parse_topologies,
 )
+from siamesenorm.lab.own_model import check_own_models
 from siamesenorm.lab.presets import Preset
 from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
 from siamesenorm.tasks import Task, find_task
@@ -83,7 +84,7 @@ class Prepared:
 
 def make_grid(
     *,
-    recipe: str | None = None,
+    recipe: str | Mapping[str, Any] | None = None,
     topologies: Sequence[str] = (),
     lrs: Sequence[str] = (),
     seeds: Sequence[str] = (),
@@ -118,12 +119,12 @@ def make_grid(
     )
 
 
-def _default_lrs(recipe: str, overrides: Sequence[str]) -> tuple[float, ...]:
+def _default_lrs(recipe: str | Mapping[str, Any], overrides: Sequence[str]) -> tuple[float, ...]:
     """Rates that suit the default recipe would not suit another: that has its own."""
     return parse_numbers([LRS], "", float) if recipe == RECIPE else (resolve(recipe, overrides).optimizer.lr,)
 
 
-def _by_field(recipe: str, texts: Sequence[str]) -> dict[str, tuple[Setting, ...]]:
+def _by_field(recipe: str | Mapping[str, Any], texts: Sequence[str]) -> dict[str, tuple[Setting, ...]]:
     """Values of every field that is set."""
     found: dict[str, tuple[Setting, ...]] = {}
     for text in texts:
@@ -222,6 +223,7 @@ def prepare_grid(grid: Grid, out: Path | str, metric: str | None = None, one: On
     for cell in _different_data(cells):
         check_measured(find_task(cell.config.task)(cell.config), metric or "loss")  # the data are opened and checked
         facts["data"] |= data_hashes(cell.config)
+    check_own_models(places)
     _check_kept(places, facts["data"])
     folder = Path(out)
     try:
@@ -260,19 +262,21 @@ def check_engine(name: str) -> None:
         check_ray()
 
 
-def open_engine(name: str, jobs: int | None = None) -> Engine:
-    """The engine of a name."""
+def open_engine(name: str, jobs: int | None = None, model: str | None = None) -> Engine:
+    """The engine of a name; model: ``FILE.py:NAME`` of a model of somebody's own."""
     check_engine(name)
+    if model is not None and name != "local":
+        raise ConfigError(f"--engine: {name!r} is not allowed for a model of your own; it takes local")
     if name == "local":
-        return local_engine(jobs)
+        return local_engine(jobs, model)
     from siamesenorm.lab.ray_engine import RayEngine
 
     return RayEngine(jobs)
 
 
-def local_engine(jobs: int | None = None) -> LocalEngine:
+def local_engine(jobs: int | None = None, model: str | None = None) -> LocalEngine:
     """As many processes as asked for, or one a core (a few cores where OMP_NUM_THREADS says so), or one a GPU."""
     import torch
 
     gpus = torch.cuda.device_count()
-    return LocalEngine(jobs or gpus or max(1, cores() // (threads_asked_for() or 1)), gpus=gpus)
+    return LocalEngine(jobs or gpus or max(1, cores() // (threads_asked_for() or 1)), gpus=gpus, model=model)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import BaseModel
@@ -62,6 +64,26 @@ def parse_value(text: str, field: NamedField) -> Any:
     if kinds == [str]:
         return None if field.optional and text in ("null", "") else text
     return read_yaml(text, field.path)
+
+
+def as_text(value: Any) -> str:
+    """A value of Python as recipes write it."""
+    if isinstance(value, (str, PurePath)):
+        return str(value)
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"override: {shown(value)} is not allowed; it takes numbers, texts, lists or None") from None
+
+
+def as_overrides(fields: Mapping[str, Any]) -> list[str]:
+    """``key=value`` of fields by name."""
+    return [f"{name}={as_text(value)}" for name, value in fields.items()]
+
+
+def as_setting(name: str, value: Any) -> str:
+    """``key=value,value`` of a field that has one value, or several in a list."""
+    return f"{name}={','.join(map(as_text, value if isinstance(value, list) else [value]))}"
 
 
 def _take(values: dict[str, Any], path: str) -> None:

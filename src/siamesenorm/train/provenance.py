@@ -75,7 +75,7 @@ def data_hashes(config: RunConfig) -> dict[str, str]:
     found: dict[str, str] = {}
     for value in config.as_dict()["data"].values():
         for name in value if isinstance(value, list) else [value]:
-            if isinstance(name, str) and (digest := hash_of(name)) is not None:
+            if isinstance(name, str) and name and (digest := hash_of(name)) is not None:
                 found[name] = digest
     return found
 

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, create_model
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_text, reason_of
-from siamesenorm.tasks import TASKS, Task, find_task
+from siamesenorm.tasks import OWN, TASKS, Task, find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import explain, shown
@@ -29,6 +29,8 @@ from siamesenorm.train.overrides import apply_overrides
 from siamesenorm.train.source_model import source_model
 from siamesenorm.train.yaml import LARGEST, read_yaml
 
+Recipe = str | Path | Mapping[str, Any]
+"""A name, a file, or the values themselves."""
 ENDING = ".yaml"
 SMALL = ("-tiny", "-digits", "-fashion")
 """How names of recipes for a CPU end; of DeiT, tiny is one of the paper's sizes."""
@@ -44,7 +46,7 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: (name.endswith(SMALL) and name != "deit-tiny", name)))
 
 
-def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+def resolve(recipe: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of a recipe with ``key=value`` overrides."""
     values = load_recipe(recipe)
     kind = config_class(values.get("task"))
@@ -57,13 +59,15 @@ def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     return parse_config(merged)
 
 
-def is_run(recipe: str | Path) -> bool:
+def is_run(recipe: Recipe) -> bool:
     """Whether a recipe is what a run was begun with: its model is resolved already."""
-    return str(recipe) not in recipe_names() and Path(recipe).is_dir()
+    return not isinstance(recipe, Mapping) and str(recipe) not in recipe_names() and Path(recipe).is_dir()
 
 
-def load_recipe(recipe: str | Path) -> dict[str, Any]:
+def load_recipe(recipe: Recipe) -> dict[str, Any]:
     """A recipe's values, with those of its bases."""
+    if isinstance(recipe, Mapping):
+        return dict(recipe)
     values: dict[str, Any] = {}
     seen: list[str] = []
     name: str | Path | None = recipe
@@ -136,7 +140,7 @@ def config_class(task: Any) -> type[RunConfig]:
     """`RunConfig` with the sections of a task."""
     if task is None:
         raise ConfigError(f"task: is missing; it takes one of {', '.join(TASKS)}")
-    if not isinstance(task, str) or task not in TASKS:
+    if not isinstance(task, str) or task not in {**TASKS, **OWN}:
         raise ConfigError(f"task: {shown(task)} is not known; it takes one of {', '.join(TASKS)}")
     return _config_class(find_task(task))
 
