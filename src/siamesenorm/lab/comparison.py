@@ -90,6 +90,11 @@ def compare(
     for name, value in shape.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name}: {value!r} is not allowed; it takes a whole number from 1")
+    for name, values in (("topologies", topologies), ("lrs", lrs), ("seeds", seeds)):
+        if not isinstance(values, (Sequence, int, float)) or (
+            name == "topologies" and not isinstance(values, Sequence)
+        ):
+            raise ConfigError(f"{name}: {values!r} is not allowed; it takes a list")
     recipe: str | dict[str, Any]
     parts, file = own_parts(model, data, validation, loss)
     if parts is None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from siamesenorm.tasks.own import OwnLanguageTask, OwnTask, Setting
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.facts import Facts
-from siamesenorm.train.folder import METRICS, MetricsFile, RunFolder, State
+from siamesenorm.train.folder import METRICS, MetricsFile, RunFolder, State, read_metrics
 from siamesenorm.train.recipes import parse_config
 
 SECONDS = 5.0
@@ -39,6 +39,7 @@ def record(
     data: str = "",
     chance_loss: float | None = None,
     higher_is_better: Mapping[str, bool] | None = None,
+    resume_from: int = 0,
     restart: bool = False,
     **settings: Setting,
 ) -> Recording:
@@ -58,11 +59,12 @@ def record(
     data: the name of what it learnt from; a file or folder is recorded with its hash.
     chance_loss: the loss of knowing nothing of the input; a run that stays there has learnt nothing.
     higher_is_better: of numbers other than loss and accuracy, whether more is better.
+    resume_from: steps of this run that have been recorded before; what was recorded behind them is dropped.
     restart: record anew where another run was recorded.
     settings: whatever else tells runs apart, such as ``depth=12``.
 
     Leaving the block ends the run: as finished, or as diverged where the last loss is no number or `diverged` was
-    called. An exception leaves it as failed, Ctrl-C as interrupted; the same call then goes on behind the last step.
+    called. An exception leaves it as failed, Ctrl-C as interrupted; such a run can be recorded again in its folder.
     """
     if tokens is not None and samples is not None:
         raise ConfigError(f"samples: {samples} is not allowed beside tokens = {tokens}; it takes one of the two")
@@ -79,6 +81,7 @@ def record(
         Path(folder),
         values,
         known_steps=steps is not None,
+        resume_from=resume_from,
         restart=restart,
         held_out={name: int(size or 0) for name, size in held_out.items()},
         chance_loss=chance_loss,
@@ -95,6 +98,7 @@ class Recording:
         values: dict[str, Any],
         *,
         known_steps: bool = True,
+        resume_from: int = 0,
         restart: bool = False,
         held_out: dict[str, int] | None = None,
         chance_loss: float | None = None,
@@ -107,8 +111,9 @@ class Recording:
             "chance_loss": chance_loss,
             "higher_is_better": {**_known(self.config.task), **(higher_is_better or {})},
         }
-        self.number, self.loss, self.evaluation = 0, math.nan, dict[str, float]()
-        self.seconds, self.reason = 0.0, ""
+        self.number, self.loss, self.evaluation = resume_from, math.nan, dict[str, float]()
+        self.seconds, self.reason, self.message = 0.0, "", ""
+        self.state: State = "running"
         self.restart = restart
         self.metrics: MetricsFile | None = None
 
@@ -120,7 +125,7 @@ class Recording:
     # While it goes on ------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Begin, or go on behind the last step that was recorded; `with` does this."""
+        """Begin, or go on behind the steps that were recorded before; `with` does this."""
         there = {} if self.restart else self.run.status()
         if there and not self.known_steps:  # how many there are is known at the end
             self.values["train"]["steps"] = self.run.config().steps if self.run.exists else 1
@@ -130,33 +135,44 @@ class Recording:
             raise ConfigError(
                 f"folder: {str(self.folder)!r} holds a run that is {there['state']}; give another, or restart=True"
             )
+        lines = [] if self.restart else read_metrics(self.folder)
+        losses = {line["step"]: line for line in lines if "loss" in line and line["step"] <= self.number}
+        if self.number and not losses:
+            raise ConfigError(f"resume_from: {self.number} is not allowed; no step is recorded in {str(self.folder)!r}")
         self.run.begin(self.config, "restart" if self.restart else "auto")
         self.facts = Facts(self.folder, self.config, alone=True)
         self.facts.begin(anew=self.restart)
-        self.number, self.seconds = int(there.get("step") or 0), float(there.get("seconds") or 0.0)
-        self.evaluation = {name: value for name, value in (there.get("evaluation") or {}).items() if value is not None}
+        self.seconds = sum(line.get("seconds") or 0.0 for line in losses.values())
         self.metrics = MetricsFile(self.folder / METRICS)
         self.metrics.rewind(self.number)
         self.moment = self.written = time.monotonic()
         self._status("running")
         return self
 
-    def step(self, loss: float, **numbers: float) -> None:
-        """A step was taken; numbers: whatever else it has, such as grad_norm or lr."""
-        now = time.monotonic()
-        self.number, self.loss = self.number + 1, float(loss)
-        seconds, self.moment = now - self.moment, now
-        self.seconds += seconds
+    def step(self, loss: float, *, at: int | None = None, **numbers: float) -> None:
+        """A step was taken; at: its number, where not every one is recorded; numbers: such as grad_norm or lr."""
+        now, metrics = time.monotonic(), self._open()
+        number = self.number + 1 if at is None else at
+        if number <= self.number:
+            raise ConfigError(f"at: {number} is not allowed; it takes a step behind {self.number}")
+        taken, spent = number - self.number, now - self.moment
+        self.number, self.loss, self.moment = number, float(loss), now
+        self.seconds += spent
         more = {name: float(value) for name, value in numbers.items()}
-        self._open().write({"step": self.number, "loss": self.loss, **more, "seconds": round(seconds, 6)})
+        metrics.write({"step": number, "loss": self.loss, **more, "seconds": round(spent / taken, 6)})
         if now - self.written >= SECONDS:
             self.written = now
             self._status("running")
 
     def evaluate(self, **numbers: float) -> None:
-        """Held-out data were measured: loss, accuracy, or others that `higher_is_better` names."""
+        """Held-out data were measured: loss, accuracy, or others that `higher_is_better` names; also behind the end."""
+        over = self.metrics is None and self.state in ENDED
+        metrics = MetricsFile(self.folder / METRICS) if over else self._open()
         self.evaluation = {name: float(value) for name, value in numbers.items()}
-        self._open().write({"step": self.number, "evaluation": self.evaluation})
+        metrics.write({"step": self.number, "evaluation": self.evaluation})
+        if over:
+            metrics.close()
+            self._status(self.state, message=self.message)
         self.moment = time.monotonic()  # the time that this took is no step's
 
     def diverged(self, reason: str = "its author says so") -> None:
@@ -178,7 +194,8 @@ class Recording:
             self.run.begin(self.config, "auto")
         if ended == "diverged":
             message = f"diverged at step {self.number}: {self.reason}"
-        self._status(ended, message=message or f"{ended} at step {self.number}")
+        self.message = message or f"{ended} at step {self.number}"
+        self._status(ended, message=self.message)
         self.facts.end(chance_loss=self.facts_of_it["chance_loss"])
         self.metrics.close()
         self.metrics = None
@@ -202,6 +219,7 @@ class Recording:
         return self.metrics
 
     def _status(self, state: State, **more: Any) -> None:
+        self.state = state
         facts = {"step": self.number, "steps": self.config.steps, "loss": self.loss, "evaluation": self.evaluation}
         self.run.write_status(state, **facts, **self.facts_of_it, seconds=round(self.seconds, 3), **more)
 
