@@ -201,6 +201,8 @@ def run_grid(
             kept = sum(progress.kept for progress in prepared.plan)
             text = f"{len(prepared.plan)} cells in {folder}, {opened.jobs} at a time"
             console.print(text + (f"; {kept} are done" if kept else ""), style="dim", markup=False)
+            for note in dict.fromkeys(note for place in prepared.plan for note in place.cell.config.notes):
+                console.print(note, style="dim", markup=False)
         with open_table(prepared.plan, console) as table:
             return prepared, opened.run(prepared.plan, prepared.provenance, table)
 

@@ -158,6 +158,8 @@ class Loop:
         self.restore()
         self.world.agree(lambda: self.recorder.start(self.step, self.engine))
         self.world.agree(lambda: self._status("running"))
+        for note in self.config.notes if self.step == 0 else ():
+            self._note("recipe", note)
         self._say_held_out()
         if self.engine.compiled and self.step < self.config.steps:
             self._note("compile", "blocks are compiled in the first step; that takes up to a minute, once")

@@ -24,17 +24,23 @@ INSTEAD = {
 """Setting one of these takes the others back."""
 
 
-def apply_overrides(values: dict[str, Any], overrides: Sequence[str], config: type[BaseModel]) -> None:
-    """Put overrides into a recipe's values, in order; the values themselves are checked afterwards."""
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str], config: type[BaseModel]) -> set[str]:
+    """Put overrides into a recipe's values, in order; the values themselves are checked afterwards.
+
+    The dotted names of the fields that were given are returned.
+    """
     fields = {field.path: field for field in fields_of(config)}
+    named = set()
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"override: {shown(override)} is not allowed; it takes key=value, such as lr=1e-3")
         field = find_field(key.strip(), fields)
+        named.add(field.path)
         _put(values, field.path, parse_value(text.strip(), field))
         for other in INSTEAD.get(field.path, ()):
             _take(values, other)
+    return named
 
 
 def find_field(key: str, fields: dict[str, NamedField]) -> NamedField:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -51,12 +51,45 @@ def resolve(recipe: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> R
     values = load_recipe(recipe)
     kind = config_class(values.get("task"))
     merged = copy.deepcopy(values)
-    apply_overrides(merged, overrides, kind)
+    named = apply_overrides(merged, overrides, kind)
     steps = merged.get("train")
     if isinstance(steps, dict) and steps.get("init_model") is True and not is_run(recipe):
         merged = {**values, "model": source_model(steps.get("init_from"), str(merged["task"]))}
         apply_overrides(merged, overrides, kind)
-    return parse_config(merged)
+    note = fit_warmup(merged, values, named)
+    config = parse_config(merged)
+    config._notes = (note,) if note else ()
+    return config
+
+
+def fit_warmup(merged: dict[str, Any], values: Mapping[str, Any], named: Collection[str]) -> str:
+    """Shorten a warm-up that a recipe brings into fewer steps than it has itself; what was done, in words.
+
+    named: fields that were given, which are taken as they are.
+    """
+    schedule, train, before = merged.get("schedule"), merged.get("train"), values.get("train")
+    if not isinstance(schedule, dict) or not isinstance(train, dict) or not isinstance(before, dict):
+        return ""
+    warmup, steps, usual = schedule.get("warmup"), _steps_of(merged), before.get("steps")
+    if not {"train.steps", "train.tokens"} & {*named} or "schedule.warmup" in named:
+        return ""
+    if type(warmup) is not int or type(steps) is not int:
+        return ""  # which is refused
+    if not 1 <= steps < warmup:
+        return ""
+    shorter = max(1, round(warmup * steps / usual)) if type(usual) is int and usual >= warmup else max(1, steps // 10)
+    merged["schedule"] = {**schedule, "warmup": shorter}
+    return f"schedule.warmup is {shorter} instead of the recipe's {warmup}, as there are {steps} steps"
+
+
+def _steps_of(values: Mapping[str, Any]) -> Any:
+    """Steps of values that are not checked yet, also where they are counted in tokens."""
+    train, data = values["train"], values.get("data")
+    tokens, batch = train.get("tokens"), train.get("batch_size")
+    length = data.get("sequence_length", 1) if isinstance(data, dict) else 1
+    if train.get("steps") is None and type(tokens) is type(batch) is type(length) is int and batch * length > 0:
+        return -(-tokens // (batch * length))
+    return train.get("steps")
 
 
 def is_run(recipe: Recipe) -> bool:
