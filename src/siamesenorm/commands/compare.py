@@ -105,6 +105,9 @@ def compare(
     baseline: Baseline = None,
     figures: Figures = None,
     show: Open = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many cells, minutes and bytes it would take; write nothing.")
+    ] = False,
 ) -> None:
     """Compare residual topologies: is one better than what I use, and how far can its learning rate go?
 
@@ -147,6 +150,16 @@ def compare(
     task = asked.cells()[0].config.task  # what is wrong is said before a text is prepared
     if text is not None and own is None and task != "language":
         raise ConfigError(f"--text: {str(text)!r} is not allowed; the recipe is one of {task}, not of language")
+    if dry_run:
+        from siamesenorm.lab.compare import open_engine
+        from siamesenorm.lab.dry_run import dry_run as try_out
+
+        console = Console()
+        with given(own):
+            grid = asked if text is None or own is not None else make(data=text)
+            for part in try_out(grid, folder, open_engine(engine, jobs, model)):
+                console.print(part, soft_wrap=True) if isinstance(part, str) else console.print(part)
+        return
     with given(own):
         prepared, complete = run_grid(
             asked,

@@ -48,6 +48,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that is there; fail if none is.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, removing what the run has written.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how long it would take and in how much memory; write nothing.")
+    ] = False,
 ) -> None:
     """Train a model; the same command again goes on where it was interrupted.
 
@@ -74,6 +77,14 @@ def train(
         raise
     folder = run or default_folder(recipe, overrides or [])
     console = Console(stderr=True)
+    if dry_run:
+        from siamesenorm.train.dry_run import estimate
+        from siamesenorm.train.folder import RunFolder
+
+        RunFolder(folder).check(config, mode)
+        for line in (f"{folder}: {config.about or recipe}", *config.notes, estimate(config).sentence()):
+            typer.echo(line)
+        return
     world = World.start(config.parallel)
     try:
         title = f"{config.about or recipe}\n{folder}"

@@ -56,7 +56,7 @@ def own_recipe(
         "optimizer": {"lr": LR},
         "schedule": {"warmup": steps // 20},
         "train": {"steps": steps, "batch_size": BATCH if batch_size is None else batch_size, "compile": False},
-        "evaluation": {"every": max(1, steps // 4)},
+        "evaluation": {"every": steps},
         "checkpoint": {"every": None},
         "logging": {"every": max(1, min(10, steps // 50)), "tensorboard": False},
     }
