@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from siamesenorm.field_errors import PlainErrors
 from siamesenorm.residual import Residual
 
 
-class StackConfig(BaseModel):
+class StackConfig(BaseModel, metaclass=PlainErrors):
     """A stack of blocks of attention and FFN: typed, frozen, every field documented, round-trips through JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,0 +1,26 @@
+"""Configurations that are made in Python say what is wrong with them in one sentence, as recipes do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from siamesenorm.suggestion import Suggesting
+
+
+class FieldError(Suggesting):
+    """A field that a configuration has not, or a value that it does not take; the message is one sentence."""
+
+
+class PlainErrors(type(BaseModel)):  # type: ignore[misc]  # pydantic gives its metaclass no public name
+    """The class of configurations that people make by calling them; what reads files has its own words."""
+
+    def __call__(cls, *arguments: Any, **fields: Any) -> Any:
+        """A checked configuration, or a `FieldError`."""
+        try:
+            return super().__call__(*arguments, **fields)
+        except ValidationError as error:
+            from siamesenorm.train.fields import explain
+
+            raise FieldError(explain(error, cls)) from None  # type: ignore[arg-type]
