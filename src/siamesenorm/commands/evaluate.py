@@ -79,8 +79,13 @@ def evaluate(
         check_output(output, "output")
     if dtype not in DTYPES:
         raise InteropError(f"dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
-    chosen = find_device(device)
     is_run = (checkpoint / "config.yaml").is_file()
+    if not is_run and not (checkpoint / "config.json").is_file():
+        there = "is not there" if not checkpoint.exists() else "is neither a run nor a folder with a config.json in it"
+        raise InteropError(
+            f"checkpoint: {str(checkpoint)!r} {there}; it takes the folder of a run or of a model of transformers"
+        )
+    chosen = find_device(device)
     if is_run and not names and not text:
         if limit or window or stride:
             raise InteropError("evaluate: --limit, --window and --stride go with --tasks or --text; neither is given")

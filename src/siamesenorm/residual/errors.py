@@ -22,9 +22,8 @@ def suggestion(message: str) -> str:
     """The nearest allowed word, where the refused one looks like a slip of the finger."""
     if "did you mean" in message:
         return ""
-    found = re.search(
-        r"'([^']+)'.*; .*?(?:names: |kinds: |options are |fields are |takes one of |takes )(.+)$", message
-    )
+    allowed = "names: |kinds: |options are |fields are |takes one of |takes "
+    found = re.search(rf"'([^']+)'.*; .*?(?:{allowed})(.+)$", message)
     near = difflib.get_close_matches(found[1].lower(), found[2].split(", "), n=1) if found else []
     return f"; did you mean {near[0]}?" if near else ""
 
