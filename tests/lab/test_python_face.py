@@ -1,6 +1,8 @@
 """The Python face: one call each, on a model of one's own or on a recipe, with results that show themselves."""
 
 import json
+import os
+import signal
 import sys
 import types
 
@@ -137,6 +139,28 @@ def test_a_function_that_draws_its_batches_gives_pairs(tmp_path):
     assert {run.held_out["samples"] for run in found.records.runs} == {160}
 
 
+def test_an_interrupted_call_goes_on_as_if_it_had_not_been(tmp_path):
+    steps = []
+
+    def loss(model, batch):
+        steps.append(model.training)
+        if sum(steps) == 6:  # one to look at the model, four of the first run
+            os.kill(os.getpid(), signal.SIGINT)
+        return nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    settings = {**RUN, "seeds": 1, "topologies": ["siamese"], "loss": loss}
+    state = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        siamesenorm.compare(Model, TOKENS, folder=tmp_path / "one", **settings)
+    (cell,) = (tmp_path / "one" / "cells").iterdir()
+    assert len(losses(cell)) < RUN["steps"]
+    done = siamesenorm.compare(Model, TOKENS, folder=tmp_path / "one", **settings)
+    whole = siamesenorm.compare(Model, TOKENS, folder=tmp_path / "two", **settings)
+    assert losses(cell) == losses(whole.records.runs[0].folder)
+    assert done.records.runs[0].evaluation == whole.records.runs[0].evaluation
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def same(topology, made=Model("pre")):  # noqa: B008
     return made
 
@@ -149,6 +173,9 @@ def same(topology, made=Model("pre")):  # noqa: B008
         (lambda topology: nn.Embedding(VOCABULARY, 4), TOKENS % 9 + 1.5, {}, "whole numbers in one row"),
         (Model, TOKENS[:100], {}, "too few to hold some out"),
         (Model, 3.5, {}, "data: a float is not allowed"),
+        (Model, [(torch.ones(2), 1), (torch.ones(3), 2)], {}, "no array of tokens"),
+        (Model, TOKENS, {"validation": lambda split: 0}, "validation: a function is not allowed"),
+        (Model, TOKENS, {"train.accumulation": 2}, "accumulation = 2 is not allowed for a model of your own"),
         (Model, TOKENS, {"seeds": 0}, "seeds: 0 is not allowed"),
         (Model, TOKENS, {"steps": 0}, "steps: 0 is not allowed"),
         (Model, TOKENS, {"baseline": "post"}, "'post' is not compared"),
@@ -160,7 +187,7 @@ def same(topology, made=Model("pre")):  # noqa: B008
             r"gave a Tensor of shape \(4, 16, 17\)",
         ),
         (Model, TOKENS, {"topologies": 5}, "topologies: 5 is not allowed"),
-        (Model, TOKENS, {"topologies": ["sub", "pree"]}, "unknown topology 'pree'"),
+        (Model, TOKENS, {"topologies": ["pre", "sandwhich"]}, "unknown name 'sandwhich'.*did you mean sandwich"),
         (3, TOKENS, {}, "model: a int is not allowed"),
         ("lm-tiny", None, {"loss": lambda model, batch: 0}, "a recipe has its own"),
     ],
@@ -262,3 +289,18 @@ def test_train_is_one_call_and_carries_what_a_cell_does(tmp_path):
     assert {"versions", "machine", "command", "threads"} <= facts.keys()
     with pytest.raises(ConfigError, match=r"did you mean optimizer\.lr"):
         siamesenorm.train("lm-tiny", folder=tmp_path / "no", **{"optimizer.lrr": 3})
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train RUN", "export RUN --out OUT", "evaluate RUN", "generate RUN", "inspect RUN", "predict RUN no.png",
+     "sample RUN", "graft RUN OUT --to siamese", "branch RUN --at 2", "train lm-tiny init_from=RUN"],
+)  # fmt: skip
+def test_no_command_runs_code_that_a_folder_names(command, result, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = {"RUN": str(result.records.runs[0].folder), "OUT": "out"}
+    words = [place.get(word, word.replace("=RUN", f"={place['RUN']}")) for word in command.split()]
+    code = main(words)
+    said = capsys.readouterr()
+    assert code == (0 if command == "train RUN" else 2), said  # which is finished already
+    assert said.err.count("\n") <= 1

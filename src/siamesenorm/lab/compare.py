@@ -190,7 +190,7 @@ def check_measured(task: Task, name: str) -> None:
     if size is not None and size < LEAST[of]:
         raise ConfigError(
             f"evaluation: {size:,} {of} are too few to compare {name} by; it takes {LEAST[of]:,} or more "
-            f"({DECIDED_BY[of]})"
+            f"({getattr(task, 'decided_by', DECIDED_BY[of])})"
         )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from siamesenorm.lab.compare import (
     RECIPE,
     OneComparison,
@@ -114,7 +116,7 @@ def compare(
         preset=chosen,
     )
     out = default_folder(preset, named) if folder is None else Path(folder)
-    with given(parts):
+    with given(parts), torch.random.fork_rng(enabled=parts is not None):  # what the caller draws next is not changed
         prepared, complete = run_grid(
             asked,
             out,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from siamesenorm.tasks import OWN, find_task
-from siamesenorm.tasks.own import Given, OwnLanguageTask, OwnTask, check_model, kind_of, name_of
+from siamesenorm.tasks.own import Given, OwnLanguageTask, OwnTask, check_model, given_kind, name_of
 from siamesenorm.tasks.own_data import FunctionSource, TokenSource, rows_of
 from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
@@ -37,7 +37,7 @@ def own_recipe(
     """The values of a recipe that trains a given model; its fields can be overridden as those of any other."""
     data: dict[str, Any] = {}
     named = parts.data is None or isinstance(parts.data, (str, Path))
-    kind = "tokens" if named else kind_of(parts.data)
+    kind = "tokens" if named else given_kind(parts)
     if kind == "tokens":
         data["sequence_length"] = sequence_length or LENGTH
     if named:

@@ -98,6 +98,7 @@ class OwnTask(Task):
         "data": OwnDataConfig,
         "evaluation": OwnEvaluationConfig,
     }
+    decided_by: ClassVar[str] = "how much is held out; validation= gives more"
     metrics: ClassVar[Metrics] = {
         "loss": Metric(higher=False, of="samples"),
         "accuracy": Metric(higher=True, of="samples"),
@@ -122,6 +123,14 @@ class OwnTask(Task):
         self.batch_size, self.length = config.train.batch_size, config.data.sequence_length
         self.source = open_source(parts, config)
         self.evaluated = config.evaluation.every is not None
+
+    @classmethod
+    def model_of(cls, config: Any) -> nn.Module:
+        """Nobody else can make it."""
+        raise DataError(
+            f"run: its model is made by code of your own ({config.model.source or 'unknown'}), which a run does not "
+            "hold; make it in Python and load weights.safetensors into it"
+        )
 
     def build_model(self) -> nn.Module:
         """What the function makes of the topology, with first weights of the seed."""
@@ -227,10 +236,19 @@ def open_source(parts: Given, config: Any) -> Source:
         named = {"train": config.data.train, "validation": config.data.validation, "sequence_length": length}
         texts = TextDataConfig(**named)
         return TokenSource([open_corpus(name, texts, "train") for name in texts.train], open_held_out(texts), length)
-    kind = kind_of(data)
+    kind = given_kind(parts)
     if kind == "function":
-        return FunctionSource(data, config.evaluation.batches)
+        return FunctionSource(data, config.evaluation.batches, other)
     return DatasetSource(data, other) if kind == "dataset" else TokenSource.of_array(data, other, length)
+
+
+def given_kind(parts: Given) -> str:
+    """What kind of data was given; those that are held out are of the same."""
+    kind = kind_of(parts.data)
+    if parts.validation is not None and kind_of(parts.validation) != kind:
+        held = type(parts.validation).__name__
+        raise DataError(f"validation: a {held} is not allowed; it takes the kind of data that is learnt from: {kind}")
+    return kind
 
 
 def kind_of(data: Any) -> str:

@@ -133,7 +133,10 @@ class TokenSource(Source):
 
 def as_tokens(array: Any, name: str) -> Any:
     """An array, tensor or list of ids as tokens are stored."""
-    values = np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
+    try:
+        values = np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, or of tensors
+        raise DataError(f"{name}: it is no array of tokens; it takes whole numbers in one row") from None
     if values.ndim != 1 or values.dtype.kind not in "iu" or not values.size:
         raise DataError(
             f"{name}: an array of shape {values.shape} and type {values.dtype} is not allowed; "
@@ -186,8 +189,10 @@ class FunctionSource(Source):
 
     kind = "function"
 
-    def __init__(self, function: Callable[[str], Any], batches: int) -> None:
-        self.function, self.batches = function, batches
+    def __init__(
+        self, function: Callable[[str], Any], batches: int, validation: Callable[[str], Any] | None = None
+    ) -> None:
+        self.function, self.batches, self.validation = function, batches, validation or function
 
     def batch(self, seed: int, sample: int, size: int) -> Any:
         """What it gives for training."""
@@ -198,7 +203,7 @@ class FunctionSource(Source):
         """What it gives for validation, the same for every run."""
         for number in range(self.batches):
             with seeded(FIXED + number):
-                batch = self.function(SPLITS[1])
+                batch = self.validation(SPLITS[1])
             yield batch
 
     def held_out_size(self, size: int) -> int:
