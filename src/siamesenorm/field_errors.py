@@ -8,21 +8,16 @@ from pydantic import BaseModel, ValidationError
 
 from siamesenorm.suggestion import Suggesting
 
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)  # pydantic gives it no public name
-
 
 class FieldError(Suggesting):
     """A field that a configuration has not, or a value that it does not take; the message is one sentence."""
 
 
-class PlainErrors(ModelMetaclass):
-    """The class of configurations that people make by calling them; what reads files has its own words."""
+if TYPE_CHECKING:  # which knows what a configuration takes from its fields
+    PlainModel = BaseModel
+else:
 
-    if not TYPE_CHECKING:  # which knows what a class takes from its fields
-
+    class _PlainErrors(type(BaseModel)):
         def __call__(cls, *arguments: Any, **fields: Any) -> Any:
             """A checked configuration, or a `FieldError`."""
             try:
@@ -31,3 +26,6 @@ class PlainErrors(ModelMetaclass):
                 from siamesenorm.train.fields import explain
 
                 raise FieldError(explain(error, cls)) from None
+
+    class PlainModel(BaseModel, metaclass=_PlainErrors):
+        """A configuration that people make by calling its class; what reads files has its own words."""
