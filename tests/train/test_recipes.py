@@ -61,6 +61,17 @@ def test_the_papers_optimisation():
     assert resolve("lm-1.3b").steps == 23842  # ceil(100e9 / (2048 · 2048))
 
 
+@pytest.mark.parametrize("length", ["steps=10", "tokens=5000"])
+def test_a_warmup_that_nobody_asked_for_fits_into_fewer_steps(length):
+    config = resolve("lm-tiny", [length])
+    assert 1 <= config.schedule.warmup <= config.steps < resolve("lm-tiny").schedule.warmup
+    (note,) = config.notes
+    assert f"schedule.warmup is {config.schedule.warmup} instead of the recipe's 30" in note
+    with pytest.raises(ConfigError, match=r"schedule\.warmup = 30 is not allowed"):
+        resolve("lm-tiny", [length, "warmup=30"])
+    assert resolve("lm-tiny", ["steps=30"]).notes == ()
+
+
 def test_tokens_are_rounded_up_to_whole_steps():
     assert resolve("lm-tiny", ["tokens=1025", "warmup=0"]).steps == 2
     assert resolve("lm-tiny", ["tokens=1024", "warmup=0"]).steps == 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from siamesenorm.commands.report import Baseline, Figures, Metric, Open, make_report
+from siamesenorm.commands.report import Baseline, Figures, Metric, Open, show_result
 from siamesenorm.commands.train import complete_recipe
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
@@ -21,7 +22,10 @@ def compare(
     fields: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[FIELD=VALUE,…]", help="Fields of the configuration, as --set takes them.", show_default=False
+            metavar="[RECIPE] [FIELD=VALUE,…]",
+            help="What is trained, as --recipe takes it, and fields of the configuration, as --set takes them.",
+            autocompletion=complete_recipe,
+            show_default=False,
         ),
     ] = None,
     recipe: Annotated[
@@ -30,6 +34,14 @@ def compare(
             help="What is trained: a name that `siamesenorm recipes` lists, or a YAML file.",
             autocompletion=complete_recipe,
             show_default="compare-tiny",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A model of your own instead: a function in a file of Python, which is run. It is given a topology.",
+            metavar="FILE.py:NAME",
+            show_default=False,
         ),
     ] = None,
     topologies: Annotated[
@@ -101,12 +113,18 @@ def compare(
         str, typer.Option(help="Where cells run: local, or ray for a Ray cluster (extra: ray).", metavar="NAME")
     ] = "local",
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the grid; the same one again goes on.", show_default="runs/compare…")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Folder of the grid; the same one again goes on.", show_default="runs/compare…"
+        ),
     ] = None,
     metric: Metric = None,
     baseline: Baseline = None,
     figures: Figures = None,
     show: Open = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many cells, minutes and bytes it would take; write nothing.")
+    ] = False,
 ) -> None:
     """Compare residual topologies: is one better than what I use, and how far can its learning rate go?
 
@@ -115,35 +133,38 @@ def compare(
     """
     from rich.console import Console
 
-    from siamesenorm.lab.compare import (
-        OneComparison,
-        check_engine,
-        check_metric,
-        make_grid,
-        open_engine,
-        prepare_grid,
-        prepare_text,
-    )
+    from siamesenorm.lab.compare import make_grid, prepare_text
+    from siamesenorm.lab.comparison import default_folder, run_grid
     from siamesenorm.lab.export import parse_formats
     from siamesenorm.lab.grafts import open_source
-    from siamesenorm.lab.live import LiveTable
+    from siamesenorm.lab.model_file import open_model_file
+    from siamesenorm.lab.outcome import read_comparison
+    from siamesenorm.lab.own_model import own_recipe
     from siamesenorm.lab.presets import find_preset
+    from siamesenorm.tasks.own import given
     from siamesenorm.train.errors import ConfigError
 
-    check_engine(engine)
+    recipe, fields = recipe_of(recipe, fields or [])
+    if model is not None and (recipe is not None or preset is not None):
+        raise ConfigError(f"--model: {model!r} is not allowed with a recipe or preset; it takes the place of both")
     chosen = None if preset is None else find_preset(preset)
     formats = () if figures is None else parse_formats(figures)
-    folder = out or Path("runs") / "-".join(["compare", *filter(None, (preset, recipe and Path(recipe).stem))])
+    own = None if model is None else open_model_file(model)
+    if own is not None and text is not None:
+        own = dataclasses.replace(own, data=text)
+    folder = out or default_folder(preset, model if recipe is None else Path(recipe).stem)
     source = None if graft is None else open_source(graft)
+    if source is not None and own is not None:
+        raise ConfigError(f"--graft: {str(graft)!r} is not allowed with --model, whose weights are its own")
     make = functools.partial(
         make_grid,
-        recipe=recipe,
+        recipe=recipe if own is None else own_recipe(own, str(model)),
         topologies=topologies or (),
         lrs=lrs or (),
         seeds=seeds or (),
         optimizers=optimizers or (),
         parameters=parameters or (),
-        sets=[*(set_ or ()), *(fields or ())],
+        sets=[*(set_ or ()), *fields],
         depths=depths or (),
         preset=chosen,
         source=source,
@@ -151,36 +172,56 @@ def compare(
     )
     asked = make()
     task = asked.cells()[0].config.task  # what is wrong is said before a text is prepared
-    if text is not None and task != "language":
+    if text is not None and own is None and task != "language":
         raise ConfigError(f"--text: {str(text)!r} is not allowed; the recipe is one of {task}, not of language")
-    if baseline is not None and baseline not in asked.topologies:
-        raise ConfigError(f"--baseline: {baseline!r} is not compared; it takes one of {', '.join(asked.topologies)}")
-    if metric is not None:
-        check_metric(task, metric)
-    with OneComparison(folder) as one:
-        one.take()
-        # tokens of a trained model are its tokenizer's: the text is read as it is
-        given = None if text is None else prepare_text(text, folder) if source is None else text.resolve()
-        grid = asked if given is None else make(data=given)
-        prepared = prepare_grid(grid, folder, metric, one, source)
-        opened = open_engine(engine, jobs)
+    if dry_run:
+        from siamesenorm.lab.compare import open_engine
+        from siamesenorm.lab.dry_run import dry_run as try_out
+
         console = Console()
-        kept = sum(progress.kept for progress in prepared.plan)
-        console.print(
-            f"{len(prepared.plan)} cells in {folder}, {opened.jobs} at a time" + (f"; {kept} are done" if kept else ""),
-            style="dim",
-            markup=False,
+        with given(own):
+            grid = asked if text is None or own is not None else make(data=text)
+            for part in try_out(grid, folder, open_engine(engine, jobs, model)):
+                console.print(part, soft_wrap=True) if isinstance(part, str) else console.print(part)
+        return
+
+    def read_text(text: Path) -> Path:
+        """Prepared; tokens of a trained model are its tokenizer's, which reads the text as it is."""
+        return prepare_text(text, folder) if source is None else text.resolve()
+
+    with given(own):
+        prepared, complete = run_grid(
+            asked,
+            folder,
+            metric=metric,
+            baseline=baseline,
+            engine=engine,
+            jobs=jobs,
+            console=Console(),
+            prepare=None if text is None or own is not None else lambda: make(data=read_text(text)),
+            model=model,
+            source=source,
         )
-        with LiveTable(prepared.plan, console) as table:
-            complete = opened.run(prepared.plan, prepared.provenance, table)
-        for progress in prepared.failed[:SHOWN]:
-            typer.echo(f"siamesenorm: {progress.folder}: {progress.message}", err=True)
-        if prepared.done:
-            make_report(
-                prepared.done, folder, metric=metric, baseline=baseline, preset=chosen, formats=formats, show=show
-            )
-        if not complete:
-            typer.echo("interrupted and saved; the same command goes on from here", err=True)
-            raise typer.Exit(EXIT_INTERRUPTED)
-        if prepared.failed:
-            raise typer.Exit(EXIT_FAILED)
+    for progress in prepared.failed[:SHOWN]:
+        typer.echo(f"siamesenorm: {progress.folder}: {progress.message}", err=True)
+    if prepared.done:
+        found = read_comparison(prepared.done, folder, metric=metric, baseline=baseline, preset=chosen)
+        show_result(found, formats=formats, show=show)
+    if not complete:
+        typer.echo("interrupted and saved; the same command goes on from here", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if prepared.failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def recipe_of(recipe: str | None, fields: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe, which may stand before the fields as it does for train, and the fields."""
+    from siamesenorm.train.errors import ConfigError
+
+    if not fields or "=" in fields[0]:
+        return recipe, fields
+    if recipe is not None:
+        raise ConfigError(
+            f"--recipe: {recipe!r} is not allowed beside the recipe {fields[0]!r}; it takes one of the two"
+        )
+    return fields[0], fields[1:]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from siamesenorm.commands.device import Device, find_device
+
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
@@ -54,7 +56,7 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write everything to this JSON file.", show_default=False)
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Default: cuda where there is one, else cpu.")] = None,
+    device: Device = None,
     dtype: Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}; auto takes the checkpoint's own.")] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python files that lie in the checkpoint.")
@@ -77,8 +79,13 @@ def evaluate(
         check_output(output, "output")
     if dtype not in DTYPES:
         raise InteropError(f"dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
-    chosen = find_device(device)
     is_run = (checkpoint / "config.yaml").is_file()
+    if not is_run and not (checkpoint / "config.json").is_file():
+        there = "is not there" if not checkpoint.exists() else "is neither a run nor a folder with a config.json in it"
+        raise InteropError(
+            f"checkpoint: {str(checkpoint)!r} {there}; it takes the folder of a run or of a model of transformers"
+        )
+    chosen = find_device(device)
     if is_run and not names and not text:
         if limit or window or stride:
             raise InteropError("evaluate: --limit, --window and --stride go with --tasks or --text; neither is given")
@@ -124,20 +131,6 @@ def evaluate(
         }
         write_json(output, json.loads(json.dumps(result, default=str)))
         console.print(f"[dim]written to {output}[/dim]")
-
-
-def find_device(name: str | None) -> torch.device:
-    """The device of a name, or the best there is."""
-    import torch
-
-    from siamesenorm.interop.errors import InteropError
-
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(1, device=device).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise InteropError(f"device: {name!r} cannot be used here; it takes cpu, or cuda with a GPU") from None
-    return device
 
 
 def load_run(folder: Path, device: torch.device, dtype: str) -> Loaded:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from siamesenorm.commands.device import Device, find_device
+
 
 def generate(
     run: Annotated[
@@ -35,6 +37,7 @@ def generate(
         int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed draws the same text.", show_default=False)
     ] = None,
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Texts to make of each prompt.")] = 1,
+    device: Device = None,
 ) -> None:
     """Let a trained language model go on with a text, or with several."""
     from siamesenorm.lab.inspection.source import open_folder
@@ -49,6 +52,7 @@ def generate(
         raise ConfigError(str(error)) from None
     if "" in (stop or []):
         raise ConfigError("stop: an empty text is not allowed; it takes at least one character")
+    place = find_device(device)
     found = open_folder(run)
     tokenizer, limit = found.tokenizer, found.model.config.max_length
     texts = [prompt for prompt in prompts or [""] for _ in range(samples)]
@@ -60,7 +64,7 @@ def generate(
         )
     try:
         answers = run_generation(
-            found.model,
+            found.model.to(place),
             rows,
             max_new_tokens=min(tokens, limit - longest),
             temperature=temperature,

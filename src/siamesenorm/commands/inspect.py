@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from siamesenorm.lab.inspection.result import Inspection
-    from siamesenorm.lab.inspection.source import Source
 
 FOLDER = "inspection"
 MOST_TOKENS = 2**20
@@ -76,6 +70,7 @@ def inspect(
 
     from siamesenorm.lab.inspection.errors import InspectionError
     from siamesenorm.lab.inspection.terminal import show as show_tables
+    from siamesenorm.lab.looking import look_inside
 
     for folder in (out, out.parent if out is not None else None):
         if folder is not None and folder.exists() and not folder.is_dir():
@@ -98,7 +93,7 @@ def inspect(
     from siamesenorm.lab.inspection.source import open_source
 
     source = open_source(run, text, tokens)
-    found = measure(source, removal, Console(stderr=True))
+    found = look_inside(source, removal, Console(stderr=True))
     if as_json:
         typer.echo(found.to_json(), nl=False)
     else:
@@ -134,7 +129,7 @@ def check(
 
     from siamesenorm.lab.inspection.coordinates_report import check_recipe, parse_multiples, show, write_coordinates
     from siamesenorm.lab.inspection.errors import InspectionError
-    from siamesenorm.lab.provenance import command, machine_facts
+    from siamesenorm.train.provenance import command, machine_facts
 
     widths, depths = (parse_multiples(*each) for each in zip(multiples, ("--widths", "--depths"), strict=True))
     if max(len(widths), len(depths)) < 2:
@@ -172,29 +167,6 @@ def check(
     typer.echo("\n" + "\n".join(map(str, written)), err=as_json)
     if launch:
         typer.launch(str(written[-1]))
-
-
-def measure(source: Source, removal: bool, console: Console) -> Inspection:
-    """The inspection, with its progress on the console."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from siamesenorm.lab.inspection import inspect as look
-    from siamesenorm.lab.inspection.spikes import spikes_of_run
-    from siamesenorm.lab.provenance import command, machine_facts
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("passes", total=None)
-        found = look(
-            source.model,
-            source.batch,
-            loss=source.loss,
-            removal=removal,
-            progress=lambda done, of: bar.update(task, completed=done, total=of),
-        )
-    facts = {**source.facts, "command": command(), **machine_facts()}
-    spikes = spikes_of_run(str(source.facts["folder"])) if source.facts["kind"] == "run" else None
-    return found.model_copy(update={"source": facts, "spikes": spikes})
 
 
 def default_folder(run: Path, kind: str) -> Path:

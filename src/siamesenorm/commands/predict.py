@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from siamesenorm.commands.device import Device, find_device
+
 
 def predict(
     run: Annotated[
@@ -24,6 +26,7 @@ def predict(
     ],
     top: Annotated[int, typer.Option(min=1, max=1000, help="How many of the likeliest classes are shown.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = None,
 ) -> None:
     """Tell what images show, with the likeliest classes and their probabilities."""
     from rich.console import Console
@@ -36,7 +39,9 @@ def predict(
         from siamesenorm.lab.prediction import open_classifier, read_image
 
     read = [(path, read_image(path)) for path in images]
+    place = find_device(device)
     classifier = open_classifier(run)
+    classifier.model.to(place)
     names = [str(path) if len(found) == 1 else f"{path}[{n}]" for path, found in read for n in range(len(found))]
     answers = classifier([image for _, found in read for image in found], top)
     if as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from siamesenorm.lab.presets import Preset
+    from siamesenorm.lab.outcome import Comparison
 
 EXIT_FAILED = 1
 
@@ -42,64 +42,30 @@ def report(
     show: Open = False,
 ) -> None:
     """Write the report of finished runs again, or one of several grids together."""
+    from siamesenorm.lab.comparison import read_report
     from siamesenorm.lab.export import parse_formats
-    from siamesenorm.lab.presets import PRESETS
-    from siamesenorm.lab.records import find_runs, read_grid
 
     formats = () if figures is None else parse_formats(figures)
-    folder = out or (runs[0] if len(runs) == 1 else Path("runs") / "report")
-    names = {read_grid(path).get("preset") for path in runs}
-    (name,) = names if len(names) == 1 else (None,)
-    make_report(
-        find_runs(runs),
-        folder,
-        prefer="" if any(read_grid(path) for path in runs) else "pre",
-        title=title,
-        metric=metric,
-        baseline=baseline,
-        preset=PRESETS.get(name or ""),
-        formats=formats,
-        show=show,
-    )
+    show_result(read_report(runs, out, title=title, metric=metric, baseline=baseline), formats=formats, show=show)
 
 
-def make_report(
-    runs: Sequence[Path],
-    folder: Path,
-    *,
-    prefer: str = "",
-    title: str = "",
-    metric: str | None = None,
-    baseline: str | None = None,
-    preset: Preset | None = None,
-    formats: Sequence[str] = (),
-    show: bool = False,
-) -> None:
-    """Say what the runs say on the terminal, and write it into a folder.
-
-    prefer: the baseline where none is asked for, if it is among the runs.
-    """
+def show_result(found: Comparison, *, formats: Sequence[str] = (), show: bool = False) -> None:
+    """Say what the runs say on the terminal, and write it into its folder."""
     from rich.console import Console
 
     from siamesenorm.lab.export import export_figures
     from siamesenorm.lab.published import show_published
-    from siamesenorm.lab.records import read_records
-    from siamesenorm.lab.report import write_report
-    from siamesenorm.lab.statistics import analyse
     from siamesenorm.lab.tables import show as show_tables
 
-    records = read_records(runs)
-    baseline = baseline or (prefer if prefer in records.topologies else None)
-    analysis = analyse(records, metric=metric, baseline=baseline)
     console = Console()
-    show_tables(console, records, analysis)
-    if preset is not None:
-        show_published(console, analysis, preset)
+    show_tables(console, found.records, found.analysis)
+    if found.preset is not None:
+        show_published(console, found.analysis, found.preset)
     try:
-        page = write_report(records, analysis, folder, title=title, preset=preset)
-        drawn = export_figures(records, analysis, folder, formats) if formats else []
+        page = found.write()
+        drawn = export_figures(found.records, found.analysis, found.folder, formats) if formats else []
     except OSError as error:
-        typer.echo(f"siamesenorm: {folder}: {error.strerror or error}", err=True)
+        typer.echo(f"siamesenorm: {found.folder}: {error.strerror or error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
     for path in (page, *drawn):
         typer.echo(path)

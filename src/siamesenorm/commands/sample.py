@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from siamesenorm.commands.device import Device, find_device
+
 FRAMES = 10
 """Pictures of a filmstrip, from noise to the sample."""
 
@@ -41,6 +43,7 @@ def sample(
         Path | None, typer.Option(help="Folder of an AutoencoderKL, for models of latents.", show_default=False)
     ] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Samples computed at a time.")] = 100,
+    device: Device = None,
 ) -> None:
     """Let a trained diffusion model make pictures of classes."""
     from siamesenorm.loading import loading
@@ -54,6 +57,7 @@ def sample(
         from siamesenorm.train.errors import ConfigError
 
     _check_targets(out, filmstrip, individually)
+    place = find_device(device)
     generator = open_generator(run)
     name: Any = sampler or usual_sampler(generator.process)
     made = Sampler(name, steps, guidance, guidance_channels, clip=not generator.latent)
@@ -66,6 +70,7 @@ def sample(
     # Samples of one class stand apart, so that the first ones of all classes are in the first part.
     labels = np.array(chosen * per_class, dtype=np.int64)
     _make_room(out, filmstrip, individually)
+    generator.model.to(place)
     with _bar() as progress:
         task = progress.add_task("sampling", total=None)
         found = generator.make(
@@ -77,11 +82,11 @@ def sample(
             progress=lambda step, whole: progress.update(task, completed=step, total=whole),
         )
     names = [generator.name(number) for number in chosen]
-    images = decode(found.images)
+    images = decode(found.images.cpu())
     save_png(grid(arranged(images, labels, chosen), names), out)
     typer.echo(f"{len(labels)} samples of {len(chosen)} classes at step {generator.step}: {out}")
     if filmstrip is not None:
-        frames = [decode(frame[: len(chosen)]) for frame in found.frames]
+        frames = [decode(frame[: len(chosen)].cpu()) for frame in found.frames]
         save_png(grid([np.stack([frame[k] for frame in frames]) for k in range(len(chosen))], names), filmstrip)
         typer.echo(f"{len(frames)} states of each: {filmstrip}")
     if individually is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +9,6 @@ import typer
 
 EXIT_FAILED, EXIT_DIVERGED = 1, 3
 SIGNAL_BASE = 128
-LONGEST = 80
-"""Characters of a folder's name that overrides may take."""
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -52,6 +48,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that is there; fail if none is.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, removing what the run has written.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how long it would take and in how much memory; write nothing.")
+    ] = False,
 ) -> None:
     """Train a model; the same command again goes on where it was interrupted.
 
@@ -66,6 +65,7 @@ def train(
     from siamesenorm.train.loop import train as run_training
     from siamesenorm.train.recipes import resolve
     from siamesenorm.train.rendezvous import refuse
+    from siamesenorm.train.session import default_folder
 
     if resume and restart:
         raise ConfigError("--resume and --restart: both are given; it takes one of the two")
@@ -77,6 +77,14 @@ def train(
         raise
     folder = run or default_folder(recipe, overrides or [])
     console = Console(stderr=True)
+    if dry_run:
+        from siamesenorm.train.dry_run import estimate
+        from siamesenorm.train.folder import RunFolder
+
+        RunFolder(folder).check(config, mode)
+        for line in (f"{folder}: {config.about or recipe}", *config.notes, estimate(config).sentence()):
+            typer.echo(line)
+        return
     world = World.start(config.parallel)
     try:
         title = f"{config.about or recipe}\n{folder}"
@@ -100,21 +108,3 @@ def train(
         raise typer.Exit(EXIT_DIVERGED)
     if result.signal is not None:
         raise typer.Exit(SIGNAL_BASE + result.signal.value)
-
-
-def default_folder(recipe: str, overrides: list[str]) -> Path:
-    """A folder of the command's own; the run itself where nothing but its folder is given, which goes on with it."""
-    path = Path(recipe)
-    return path if path.is_dir() and not overrides else Path("runs") / folder_name(recipe, overrides)
-
-
-def folder_name(recipe: str, overrides: list[str]) -> str:
-    """A name that the same command has again, and no other one: lm-tiny-topology=pre-lr=3e-3."""
-    path = Path(recipe)
-    stem = path.parent.name if path.name == "config.yaml" else path.name if path.is_dir() else path.stem
-    name = recipe if path.suffix not in (".yaml", ".yml") and not path.is_dir() else stem
-    text = "-".join([name, *overrides])
-    plain = re.sub(r"[^\w.=+,-]+", "_", text)
-    if plain == text and len(plain) <= LONGEST:
-        return plain
-    return f"{plain[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

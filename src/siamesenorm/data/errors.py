@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from siamesenorm.suggestion import Suggesting
 
-class DataError(ValueError):
+
+class DataError(Suggesting):
     """A source, setting, token file or tokenizer that cannot be used; the message is one sentence."""
 
 

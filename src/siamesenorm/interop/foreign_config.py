@@ -15,7 +15,7 @@ Config = TypeVar("Config", bound=BaseModel)
 def checked(kind: type[Config], fields: Mapping[str, Any]) -> Config:
     """Our configuration of these fields, in our names."""
     try:
-        return kind(**fields)
+        return kind.model_validate(dict(fields))
     except ValidationError as error:
         first = error.errors()[0]
         said = first["msg"].removeprefix("Value error, ")

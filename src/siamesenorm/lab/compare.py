@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,6 @@ from siamesenorm.data.preparation import prepare
 from siamesenorm.data.sources import find_sources, read_documents
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
-from siamesenorm.lab.cell import read_facts
 from siamesenorm.lab.grafts import GraftPlan, GraftSource, check_awake, check_field
 from siamesenorm.lab.grid import (
     GRID,
@@ -38,13 +37,15 @@ from siamesenorm.lab.grid import (
     parse_setting,
     parse_topologies,
 )
+from siamesenorm.lab.own_model import check_own_models
 from siamesenorm.lab.presets import Preset
-from siamesenorm.lab.provenance import command, cores, data_hashes, machine_facts, threads_asked_for
 from siamesenorm.lab.runner import DONE, LocalEngine, Progress, Watcher, plan
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import DECIDED_BY, LEAST
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.facts import read_facts
 from siamesenorm.train.parameters import share_of
+from siamesenorm.train.provenance import cores, data_hashes, origin, threads_asked_for
 from siamesenorm.train.recipes import load_recipe, resolve
 
 RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,3.2e-2", "0,1,2"
@@ -88,7 +89,7 @@ class Prepared:
 
 def make_grid(
     *,
-    recipe: str | None = None,
+    recipe: str | Mapping[str, Any] | None = None,
     topologies: Sequence[str] = (),
     lrs: Sequence[str] = (),
     seeds: Sequence[str] = (),
@@ -139,7 +140,9 @@ def make_grid(
     )
 
 
-def _check_grafting(recipe: str, sets: Sequence[str], depths: Sequence[str], preset: Preset | None) -> None:
+def _check_grafting(
+    recipe: str | Mapping[str, Any], sets: Sequence[str], depths: Sequence[str], preset: Preset | None
+) -> None:
     """Raise where an option does not go with a source that all runs go on from."""
     task = load_recipe(recipe).get("task")
     if task != "language":
@@ -151,14 +154,16 @@ def _check_grafting(recipe: str, sets: Sequence[str], depths: Sequence[str], pre
         check_field(path)
 
 
-def _default_lrs(recipe: str, overrides: Sequence[str], source: GraftSource | None = None) -> tuple[float, ...]:
+def _default_lrs(
+    recipe: str | Mapping[str, Any], overrides: Sequence[str], source: GraftSource | None = None
+) -> tuple[float, ...]:
     """Rates that suit the default recipe would not suit another, which has its own, nor a model that is trained."""
     if source is not None and recipe == RECIPE:
         return parse_numbers([GRAFTED_LRS], "", float)
     return parse_numbers([LRS], "", float) if recipe == RECIPE else (resolve(recipe, overrides).optimizer.lr,)
 
 
-def _by_field(recipe: str, texts: Sequence[str]) -> dict[str, tuple[Setting, ...]]:
+def _by_field(recipe: str | Mapping[str, Any], texts: Sequence[str]) -> dict[str, tuple[Setting, ...]]:
     """Values of every field that is set."""
     found: dict[str, tuple[Setting, ...]] = {}
     for text in texts:
@@ -224,7 +229,7 @@ def check_measured(task: Task, name: str) -> None:
     if size is not None and size < LEAST[of]:
         raise ConfigError(
             f"evaluation: {size:,} {of} are too few to compare {name} by; it takes {LEAST[of]:,} or more "
-            f"({DECIDED_BY[of]})"
+            f"({getattr(task, 'decided_by', DECIDED_BY[of])})"
         )
 
 
@@ -264,12 +269,13 @@ def prepare_grid(
         if source is not None:
             check_awake(source, config)
     places = plan(cells, Path(out))
-    facts: dict[str, Any] = {**machine_facts(), "command": command(), "data": {}}
+    facts: dict[str, Any] = origin()
     tasks: list[Any] = []
     for cell in _different_data(cells):
         tasks.append(find_task(cell.config.task)(cell.config))
         check_measured(tasks[-1], metric or "loss")  # the data are opened and checked
         facts["data"] |= data_hashes(cell.config)
+    check_own_models(places)
     _check_kept(places, facts["data"])
     folder = Path(out)
     grafts = None if source is None else GraftPlan(source, folder, grid.topologies)
@@ -314,19 +320,21 @@ def check_engine(name: str) -> None:
         check_ray()
 
 
-def open_engine(name: str, jobs: int | None = None) -> Engine:
-    """The engine of a name."""
+def open_engine(name: str, jobs: int | None = None, model: str | None = None) -> Engine:
+    """The engine of a name; model: ``FILE.py:NAME`` of a model of somebody's own."""
     check_engine(name)
+    if model is not None and name != "local":
+        raise ConfigError(f"--engine: {name!r} is not allowed for a model of your own; it takes local")
     if name == "local":
-        return local_engine(jobs)
+        return local_engine(jobs, model)
     from siamesenorm.lab.ray_engine import RayEngine
 
     return RayEngine(jobs)
 
 
-def local_engine(jobs: int | None = None) -> LocalEngine:
+def local_engine(jobs: int | None = None, model: str | None = None) -> LocalEngine:
     """As many processes as asked for, or one a core (a few cores where OMP_NUM_THREADS says so), or one a GPU."""
     import torch
 
     gpus = torch.cuda.device_count()
-    return LocalEngine(jobs or gpus or max(1, cores() // (threads_asked_for() or 1)), gpus=gpus)
+    return LocalEngine(jobs or gpus or max(1, cores() // (threads_asked_for() or 1)), gpus=gpus, model=model)

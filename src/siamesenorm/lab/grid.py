@@ -89,7 +89,8 @@ class Cell(OnAxes):
 class Grid:
     """What is asked: every combination of the axes is a cell."""
 
-    recipe: str
+    recipe: str | Mapping[str, Any]
+    """Its name, or its values."""
     topologies: tuple[str, ...]
     lrs: tuple[float, ...]
     seeds: tuple[int, ...] = (0,)
@@ -167,7 +168,7 @@ def parse_numbers(texts: Iterable[str], option: str, kind: type[int] | type[floa
     return tuple(found)
 
 
-def parse_setting(recipe: str, text: str) -> tuple[Setting, ...]:
+def parse_setting(recipe: str | Mapping[str, Any], text: str) -> tuple[Setting, ...]:
     """``warmup=0,30`` as the values of an axis; a single value is the same for all cells."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
@@ -197,7 +198,7 @@ def split_values(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def depth_axis(recipe: str, overrides: Sequence[str], depths: Sequence[int]) -> tuple[Setting, ...]:
+def depth_axis(recipe: str | Mapping[str, Any], overrides: Sequence[str], depths: Sequence[int]) -> tuple[Setting, ...]:
     """Numbers of blocks with the width that keeps the number of parameters nearest to the recipe's."""
     model = resolve(recipe, overrides).model
     names = ("vocab_size", "dim", "blocks", "heads", "ffn_dim")

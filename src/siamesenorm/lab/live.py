@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +23,8 @@ WIDTH = 8
 STYLES = {"finished": "green", "diverged": "red", "failed": "bold red", "interrupted": "yellow", "waiting": "dim"}
 REFRESH, PLAIN = 0.25, 10.0
 """Seconds between drawings, and between lines where there is no terminal."""
+NOTEBOOK = '<pre style="line-height:1.3;white-space:pre;overflow-x:auto">{code}</pre>'
+NOTEBOOK_WIDTH = 160
 OTHER_ROWS = 6
 """Lines of the terminal that the table leaves free."""
 
@@ -105,6 +111,59 @@ class LiveTable(Watcher):
         taken = sum(progress.step for progress in self.plan) - self.first
         ahead = sum(p.steps - p.step for p in self.plan if p.state in ("waiting", "running"))
         return None if taken <= 0 else (time.monotonic() - self.began) / taken * ahead
+
+
+class NotebookTable(LiveTable):
+    """The same table as HTML, drawn anew in its place below a notebook's cell."""
+
+    def __init__(self, plan: Sequence[Progress], show: Callable[[str], None]) -> None:
+        super().__init__(plan, Console(file=io.StringIO(), width=NOTEBOOK_WIDTH, record=True, force_jupyter=False))
+        self.show = show
+
+    def __enter__(self) -> NotebookTable:
+        self.draw()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.draw()
+
+    def changed(self, progress: Progress) -> None:
+        """The table says it."""
+
+    def tick(self) -> None:
+        """Draw anew."""
+        now = time.monotonic()
+        if now - self.shown >= REFRESH:
+            self.shown = now
+            self.draw()
+
+    def draw(self) -> None:
+        """The table and the line below it."""
+        self.console.print(Group(grid_table(self.plan), self.summary()))
+        self.show(self.console.export_html(inline_styles=True, code_format=NOTEBOOK))
+
+
+def notebook() -> Callable[[str], None] | None:
+    """What shows HTML in one place below the running cell of a notebook; None elsewhere."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if type(shell).__name__ != "ZMQInteractiveShell" and type(shell).__module__ != "google.colab._shell":
+        return None
+    shown = importlib.import_module("IPython.display")
+    handle = shown.display(shown.HTML(""), display_id=True)
+    return lambda text: handle.update(shown.HTML(text))
+
+
+def console_of(quiet: bool) -> Console | None:
+    """Where a call of Python shows how it is getting on: beside what it prints itself."""
+    return None if quiet else Console(stderr=True)
+
+
+def open_table(plan: Sequence[Progress], console: Console | None) -> contextlib.AbstractContextManager[Watcher]:
+    """Shows a plan in a notebook, on a console, or (None) nowhere."""
+    if console is None:
+        return contextlib.nullcontext(Watcher())
+    show = notebook()
+    return LiveTable(plan, console) if show is None else NotebookTable(plan, show)
 
 
 def grid_table(plan: Sequence[Progress], rows: int | None = None) -> Table:

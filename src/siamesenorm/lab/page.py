@@ -14,8 +14,10 @@ import base64
 import functools
 import hashlib
 import html
+import importlib
+import importlib.util
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -168,6 +170,14 @@ def script_json(value: Any) -> str:
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
+
+
+def as_figures(plain: Mapping[str, Figure]) -> dict[str, Any]:
+    """Figures of plotly, which show themselves in a notebook; the plain data where it is not installed."""
+    if importlib.util.find_spec("plotly") is None:
+        return dict(plain)
+    shown = importlib.import_module("plotly.graph_objects").Figure
+    return {name: shown(figure) for name, figure in plain.items()}
 
 
 @functools.lru_cache(maxsize=1)

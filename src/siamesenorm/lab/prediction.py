@@ -39,10 +39,10 @@ class Classifier:
     def __call__(self, images: list[Pixels], top: int = 5, at_once: int = 64) -> list[Answer]:
         """The likeliest classes of each image (height, width, channels) of bytes."""
         answers: list[Answer] = []
-        generator = np.random.default_rng(0)
+        generator, device = np.random.default_rng(0), next(self.model.parameters()).device
         for start in range(0, len(images), at_once):
             seen = np.stack([self.transform(image, generator) for image in images[start : start + at_once]])
-            logits = self.model(torch.from_numpy(seen))
+            logits = self.model(torch.from_numpy(seen).to(device))
             chances, classes = torch.softmax(logits.float(), dim=1).topk(min(top, logits.shape[1]), dim=1)
             for shares, numbers in zip(chances.tolist(), classes.tolist(), strict=True):
                 answers.append([(self.name(number), share) for number, share in zip(numbers, shares, strict=True)])

@@ -25,7 +25,7 @@ from typing import Any
 from siamesenorm.data.reading import reason_of
 from siamesenorm.data.removal import remove_file, scratch_folder
 from siamesenorm.data.replacement import Replacement
-from siamesenorm.lab.cell import FACTS, Order, run_cell
+from siamesenorm.lab.cell import Order, run_cell
 from siamesenorm.lab.runner import DONE, Progress, Stopping, Watcher
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CONFIG, FOLDERS, OWN
@@ -189,7 +189,7 @@ def unpack(files: bytes, folder: Path) -> None:
             if not folder.exists():
                 swap.move(new, folder)
                 return
-            for name in (CONFIG, FACTS, *OWN):
+            for name in (CONFIG, *OWN):
                 swap.set_aside(folder / name, FOLDERS.get(name))
             for path in sorted(new.iterdir()):
                 if not os.path.lexists(folder / path.name):

@@ -59,10 +59,15 @@ def what_ran(records: Records) -> str:
         *same("width {}", (getattr(config.model, "dim", None) for config in configs)),
         *same("init {}", (first_weights(config) for config in configs)),
         *same("{} steps", (f"{config.steps:,}" for config in configs)),
-        *same("{} samples a step", (f"{config.train.batch_size:,}" for config in configs)),
+        *same("{} samples a step", (_samples(config) for config in configs)),
         *same("trained on {}", (corpora(config) for config in configs)),
     ]
     return ", ".join(facts)
+
+
+def _samples(config: RunConfig) -> str | None:
+    """Nothing for runs that were made elsewhere, which need not say it."""
+    return f"{config.train.batch_size:,}" if config.train.batch_size > 1 else None
 
 
 def corpora(config: RunConfig) -> str | None:

@@ -14,13 +14,14 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal
 
+from siamesenorm.data.errors import DataError
 from siamesenorm.data.workers import start_fork_server
-from siamesenorm.lab.cell import Order, work
+from siamesenorm.lab.cell import Order, run_cell, work
 from siamesenorm.lab.grid import Cell
-from siamesenorm.lab.provenance import cores, threads_asked_for
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.interruption import Interruption
+from siamesenorm.train.provenance import cores, threads_asked_for
 
 CELLS = "cells"
 PATIENCE = 30.0
@@ -103,10 +104,10 @@ def plan(cells: Sequence[Cell], out: Path) -> list[Progress]:
 class LocalEngine:
     """So many processes of this machine."""
 
-    def __init__(self, jobs: int, threads: int | None = None, gpus: int = 0) -> None:
+    def __init__(self, jobs: int, threads: int | None = None, gpus: int = 0, model: str | None = None) -> None:
         if jobs < 1:
             raise ConfigError(f"--jobs: {jobs} is not allowed; it takes 1 or more")
-        self.jobs, self.gpus = jobs, gpus
+        self.jobs, self.gpus, self.model = jobs, gpus, model
         self.threads = threads or threads_asked_for() or max(1, cores() // jobs)
         self.context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
@@ -147,7 +148,7 @@ class LocalEngine:
     ) -> tuple[Any, tuple[Any, Progress, int]]:
         ours, theirs = self.context.Pipe(duplex=False)
         gpu = slot % self.gpus if self.gpus else None
-        order = Order(progress.cell.config.as_dict(), str(progress.folder), provenance, self.threads, gpu)
+        order = Order(progress.cell.config.as_dict(), str(progress.folder), provenance, self.threads, gpu, self.model)
         process = self.context.Process(target=work, args=(theirs, order), name=progress.cell.name)
         process.start()
         theirs.close()
@@ -171,6 +172,41 @@ def _end(process: Any, progress: Progress, stopping: bool) -> None:
         progress.state = "interrupted" if stopping else "failed"
         progress.message = f"its process ended with code {process.exitcode}"
     progress.read()
+
+
+class ThisProcess:
+    """One cell after the other in this process: for models that nobody else can make."""
+
+    jobs = 1
+
+    def run(self, plan: Sequence[Progress], provenance: dict[str, Any], watcher: Watcher) -> bool:
+        """Run what is not done yet; False if it was interrupted, which has saved what was running."""
+        for progress in plan:
+            if progress.state in DONE:
+                continue
+            progress.state = "running"
+            watcher.changed(progress)
+            complete = self._run(progress, provenance, watcher)
+            progress.read()
+            watcher.changed(progress)
+            if not complete:
+                return False
+        return True
+
+    def _run(self, progress: Progress, provenance: dict[str, Any], watcher: Watcher) -> bool:
+        import torch
+
+        def send(message: dict[str, Any]) -> None:
+            progress.hear(message)
+            watcher.tick()
+
+        config, threads = progress.cell.config.as_dict(), torch.get_num_threads()
+        order = Order(config, str(progress.folder), provenance, threads, alone=False)
+        try:
+            progress.state = run_cell(order, send)
+        except (ConfigError, DataError, OSError) as error:  # a defect in somebody's model shows its own trace
+            progress.hear({"kind": "failed", "message": " ".join(str(error).split())})
+        return progress.state != "interrupted"
 
 
 class Stopping(Interruption):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from siamesenorm.field_errors import PlainModel
 from siamesenorm.residual import Residual
 
 
-class StackConfig(BaseModel):
+class StackConfig(PlainModel):
     """A stack of blocks of attention and FFN: typed, frozen, every field documented, round-trips through JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

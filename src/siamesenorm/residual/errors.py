@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from typing import Any
 
 SHOWN = 60
@@ -10,6 +12,20 @@ SHOWN = 60
 
 class TopologyError(ValueError):
     """A name, option, layout or shape that a topology cannot take; the message is one sentence."""
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message + suggestion(message)
+
+
+def suggestion(message: str) -> str:
+    """The nearest allowed word, where the refused one looks like a slip of the finger."""
+    if "did you mean" in message:
+        return ""
+    allowed = "names: |kinds: |options are |fields are |takes one of |takes "
+    found = re.search(rf"'([^']+)'.*; .*?(?:{allowed})(.+)$", message)
+    near = difflib.get_close_matches(found[1].lower(), found[2].split(", "), n=1) if found else []
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class NotExact(TopologyError):

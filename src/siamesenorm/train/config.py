@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
 
 from siamesenorm.tasks.base import Section
 
@@ -235,6 +235,12 @@ class RunConfig(Section):
     logging: LoggingConfig = Field(default=LoggingConfig(), description="What is shown and recorded.")
     parallel: ParallelConfig = Field(default=ParallelConfig(), description="How processes share the work.")
     divergence: DivergenceConfig = Field(default=DivergenceConfig(), description="When a run counts as diverged.")
+    _notes: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was changed in a recipe without being asked for, in words."""
+        return self._notes
 
     @model_validator(mode="after")
     def _check_steps(self) -> RunConfig:

@@ -42,6 +42,7 @@ class ConsoleDisplay(Display):
     def __init__(self, console: Console, title: str = "") -> None:
         self.console, self.title = console, title
         self.live: Live | None = None
+        self.last: Text | None = None
         self.began = self.shown = 0.0
         self.first = self.steps = 0
 
@@ -63,8 +64,9 @@ class ConsoleDisplay(Display):
         """Redraw the line, or print one from time to time."""
         now, step = time.monotonic(), record["step"]
         if self.live is not None:
+            self.last = self._line(record, unit, rate, now)
             with output_may_be_gone():
-                self.live.update(self._line(record, unit, rate, now), refresh=True)
+                self.live.update(self.last, refresh=True)
         elif now - self.shown >= PLAIN_SECONDS or step == self.steps:
             self.shown = now
             self._print(self._line(record, unit, rate, now))
@@ -81,7 +83,8 @@ class ConsoleDisplay(Display):
         ]
         if record.get("mfu") is not None:
             parts.append((f"MFU {100 * record['mfu']:.0f} %", ""))
-        parts.append((f"{clock(left)} left", "dim"))
+        ended = step == self.steps
+        parts.append((f"in {clock(now - self.began)}" if ended else f"{clock(left)} left", "dim"))
         line = Text()
         for number, (text, style) in enumerate(parts):
             line.append("  " if number else "").append(text, style=style)
@@ -100,11 +103,13 @@ class ConsoleDisplay(Display):
         self._print(Text(message, style=style))
 
     def stop(self) -> None:
-        """Take the live line away."""
+        """Take the live line away; what it said last stays."""
         if self.live is not None:
             with output_may_be_gone():
                 self.live.stop()
             self.live = None
+            if self.last is not None:
+                self._print(self.last)
 
 
 def output_may_be_gone() -> contextlib.AbstractContextManager[None]:

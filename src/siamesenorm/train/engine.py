@@ -207,7 +207,9 @@ class Engine:
     def _to_device(self, batch: Batch) -> Batch:
         if self.world.device.type == "cpu":
             return batch
-        return {name: values.to(self.world.device, non_blocking=True) for name, values in batch.items()}
+        return torch.utils._pytree.tree_map_only(
+            Tensor, lambda values: values.to(self.world.device, non_blocking=True), batch
+        )
 
     # Between steps ---------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from siamesenorm.suggestion import Suggesting
 
-class ConfigError(ValueError):
+
+class ConfigError(Suggesting):
     """A recipe, override or run folder that cannot be used; the message is one sentence."""

@@ -66,7 +66,8 @@ def _describe(kind: Any, info: FieldInfo) -> str:
         choices = [str(choice) for choice in get_args(kind)]
         return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
     if get_origin(kind) in (tuple, list):
-        return "a list of numbers" if float in get_args(kind) else "a list of texts"
+        inner = {part for argument in get_args(kind) for part in alternatives(argument)}
+        return "a list of numbers" if {int, float} & inner else "a list of texts"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"the fields {', '.join(kind.model_fields)}"
     if kind is bool:

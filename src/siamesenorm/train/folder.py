@@ -3,6 +3,7 @@
 config.yaml            the resolved configuration; `siamesenorm train` takes it as a recipe
 status.json            running, finished, diverged, interrupted or failed; step, loss, last evaluation
 metrics.jsonl          a line for every step and one for every evaluation
+cell.json              cost, command, versions, machine, hashes of the data
 events.jsonl           what happened: started, resumed, spikes, rollbacks, damaged checkpoints
 checkpoints/           training state
 graft.json             the certificate of a run that began as another one in another topology
@@ -39,6 +40,7 @@ from siamesenorm.train.recipes import differing_field, load_recipe, parse_config
 from siamesenorm.train.yaml import write_yaml
 
 CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
+FACTS = "cell.json"
 CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
 GRAFT = "graft.json"
 EXTRAS = (
@@ -50,7 +52,7 @@ EXTRAS = (
     "confusion.csv",
     GRAFT,
 )
-FILES = (STATUS, METRICS, EVENTS, WEIGHTS, *EXTRAS)
+FILES = (STATUS, METRICS, EVENTS, FACTS, WEIGHTS, *EXTRAS)
 FOLDERS = {CHECKPOINTS: checkpoint_folder.MADE, TENSORBOARD: re.compile(r"events\.out\.tfevents\..+")}
 OWN = (*FILES, *FOLDERS)
 """What --restart removes; the configuration is written over."""

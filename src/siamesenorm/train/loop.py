@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import LEAST
 from siamesenorm.train.checkpoint import CheckpointStore
@@ -24,6 +26,7 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import DivergenceMonitor, Verdict, locate
 from siamesenorm.train.engine import Engine, Step
 from siamesenorm.train.epochs import in_steps
+from siamesenorm.train.facts import Facts
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
@@ -54,10 +57,14 @@ def train(
     mode: Mode = "auto",
     display: Display | None = None,
     world: World | None = None,
+    provenance: dict[str, Any] | None = None,
+    alone: bool = True,
 ) -> Result:
     """Train a configuration in a folder, from its newest checkpoint if there is one.
 
     mode: ``auto`` begins or resumes, ``resume`` wants something to resume, ``restart`` begins anew.
+    provenance: what cell.json says of where it comes from; default: this process, its command, hashes of its data.
+    alone: whether this process does nothing else, so that its memory is the run's.
     A run that diverges ends with the state ``diverged``; bad input raises `ConfigError` before anything is written.
     """
     own = world is None
@@ -77,6 +84,7 @@ def train(
             task = world.agree(lambda: _open_task(config, world))
             if not there:
                 world.agree_with_main(lambda: stack.enter_context(run.locked()))
+            facts = Facts(run.path, config, provenance, alone=alone)
             begun = config.train.init_from is None or (mode != "restart" and _has_checkpoint(run, world))
             starting = None if begun else world.agree(lambda: starting_weights(config, task))
             engine = Engine(
@@ -84,9 +92,14 @@ def train(
             )  # finds what does not fit model or world, before anything is written
             stack.callback(engine.close)
             world.agree_with_main(lambda: run.begin(config, mode))
+            world.agree_with_main(lambda: facts.begin(anew=mode == "restart"))
             loop = Loop(engine, run, display or QuietDisplay())
             stack.callback(loop.close)
-            return loop.run()
+            result = loop.run()
+            if world.is_main:
+                with contextlib.suppress(OSError):  # a full disk; the run itself has ended well
+                    facts.end(threads=torch.get_num_threads(), chance_loss=loop.monitor.chance_loss)
+            return result
     finally:
         if own:
             world.close()
@@ -145,6 +158,8 @@ class Loop:
         self.restore()
         self.world.agree(lambda: self.recorder.start(self.step, self.engine))
         self.world.agree(lambda: self._status("running"))
+        for note in self.config.notes if self.step == 0 else ():
+            self._note("recipe", note)
         if self.config.train.parameters != "all":
             self._note("parameters", self.engine.trained.sentence(self.config.train.parameters))
         for sentence in self.task.notes():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import BaseModel
@@ -22,17 +24,23 @@ INSTEAD = {
 """Setting one of these takes the others back."""
 
 
-def apply_overrides(values: dict[str, Any], overrides: Sequence[str], config: type[BaseModel]) -> None:
-    """Put overrides into a recipe's values, in order; the values themselves are checked afterwards."""
+def apply_overrides(values: dict[str, Any], overrides: Sequence[str], config: type[BaseModel]) -> set[str]:
+    """Put overrides into a recipe's values, in order; the values themselves are checked afterwards.
+
+    The dotted names of the fields that were given are returned.
+    """
     fields = {field.path: field for field in fields_of(config)}
+    named = set()
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"override: {shown(override)} is not allowed; it takes key=value, such as lr=1e-3")
         field = find_field(key.strip(), fields)
+        named.add(field.path)
         _put(values, field.path, parse_value(text.strip(), field))
         for other in INSTEAD.get(field.path, ()):
             _take(values, other)
+    return named
 
 
 def find_field(key: str, fields: dict[str, NamedField]) -> NamedField:
@@ -62,6 +70,26 @@ def parse_value(text: str, field: NamedField) -> Any:
     if kinds == [str]:
         return None if field.optional and text in ("null", "") else text
     return read_yaml(text, field.path)
+
+
+def as_text(value: Any) -> str:
+    """A value of Python as recipes write it."""
+    if isinstance(value, (str, PurePath)):
+        return str(value)
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"override: {shown(value)} is not allowed; it takes numbers, texts, lists or None") from None
+
+
+def as_overrides(fields: Mapping[str, Any]) -> list[str]:
+    """``key=value`` of fields by name."""
+    return [f"{name}={as_text(value)}" for name, value in fields.items()]
+
+
+def as_setting(name: str, value: Any) -> str:
+    """``key=value,value`` of a field that has one value, or several in a list."""
+    return f"{name}={','.join(map(as_text, value if isinstance(value, list) else [value]))}"
 
 
 def _take(values: dict[str, Any], path: str) -> None:

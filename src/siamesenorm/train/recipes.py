@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, create_model
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_text, reason_of
-from siamesenorm.tasks import TASKS, Task, find_task
+from siamesenorm.tasks import OWN, TASKS, Task, find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import explain, shown
@@ -29,6 +29,8 @@ from siamesenorm.train.overrides import apply_overrides
 from siamesenorm.train.source_model import source_model
 from siamesenorm.train.yaml import LARGEST, read_yaml
 
+Recipe = str | Path | Mapping[str, Any]
+"""A name, a file, or the values themselves."""
 ENDING = ".yaml"
 SMALL = ("-tiny", "-digits", "-fashion")
 """How names of recipes for a CPU end; of DeiT, tiny is one of the paper's sizes."""
@@ -44,26 +46,61 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: (name.endswith(SMALL) and name != "deit-tiny", name)))
 
 
-def resolve(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
+def resolve(recipe: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of a recipe with ``key=value`` overrides."""
     values = load_recipe(recipe)
     kind = config_class(values.get("task"))
     merged = copy.deepcopy(values)
-    apply_overrides(merged, overrides, kind)
+    named = apply_overrides(merged, overrides, kind)
     steps = merged.get("train")
     if isinstance(steps, dict) and steps.get("init_model") is True and not is_run(recipe):
         merged = {**values, "model": source_model(steps.get("init_from"), str(merged["task"]))}
         apply_overrides(merged, overrides, kind)
-    return parse_config(merged)
+    note = fit_warmup(merged, values, named)
+    config = parse_config(merged)
+    config._notes = (note,) if note else ()
+    return config
 
 
-def is_run(recipe: str | Path) -> bool:
+def fit_warmup(merged: dict[str, Any], values: Mapping[str, Any], named: Collection[str]) -> str:
+    """Shorten a warm-up that a recipe brings into fewer steps than it has itself; what was done, in words.
+
+    named: fields that were given, which are taken as they are.
+    """
+    schedule, train, before = merged.get("schedule"), merged.get("train"), values.get("train")
+    if not isinstance(schedule, dict) or not isinstance(train, dict) or not isinstance(before, dict):
+        return ""
+    warmup, steps, usual = schedule.get("warmup"), _steps_of(merged), before.get("steps")
+    if not {"train.steps", "train.tokens"} & {*named} or "schedule.warmup" in named:
+        return ""
+    if type(warmup) is not int or type(steps) is not int:
+        return ""  # which is refused
+    if not 1 <= steps < warmup:
+        return ""
+    shorter = max(1, round(warmup * steps / usual)) if type(usual) is int and usual >= warmup else max(1, steps // 10)
+    merged["schedule"] = {**schedule, "warmup": shorter}
+    return f"schedule.warmup is {shorter} instead of the recipe's {warmup}, as there are {steps} steps"
+
+
+def _steps_of(values: Mapping[str, Any]) -> Any:
+    """Steps of values that are not checked yet, also where they are counted in tokens."""
+    train, data = values["train"], values.get("data")
+    tokens, batch = train.get("tokens"), train.get("batch_size")
+    length = data.get("sequence_length", 1) if isinstance(data, dict) else 1
+    if train.get("steps") is None and type(tokens) is type(batch) is type(length) is int and batch * length > 0:
+        return -(-tokens // (batch * length))
+    return train.get("steps")
+
+
+def is_run(recipe: Recipe) -> bool:
     """Whether a recipe is what a run was begun with: its model is resolved already."""
-    return str(recipe) not in recipe_names() and Path(recipe).is_dir()
+    return not isinstance(recipe, Mapping) and str(recipe) not in recipe_names() and Path(recipe).is_dir()
 
 
-def load_recipe(recipe: str | Path) -> dict[str, Any]:
+def load_recipe(recipe: Recipe) -> dict[str, Any]:
     """A recipe's values, with those of its bases."""
+    if isinstance(recipe, Mapping):
+        return dict(recipe)
     values: dict[str, Any] = {}
     seen: list[str] = []
     name: str | Path | None = recipe
@@ -136,7 +173,7 @@ def config_class(task: Any) -> type[RunConfig]:
     """`RunConfig` with the sections of a task."""
     if task is None:
         raise ConfigError(f"task: is missing; it takes one of {', '.join(TASKS)}")
-    if not isinstance(task, str) or task not in TASKS:
+    if not isinstance(task, str) or task not in {**TASKS, **OWN}:
         raise ConfigError(f"task: {shown(task)} is not known; it takes one of {', '.join(TASKS)}")
     return _config_class(find_task(task))
 

@@ -45,12 +45,7 @@ class _Orders:
         self.orders = {} if model is None else dict(row_orders(model))
 
     def of(self, name: str, tensor: Tensor) -> Tensor | None:
-        kind, _, rest = name.partition("/")
-        if kind == "optimizer":
-            rest = rest.rpartition("/")[0]
-        elif kind == "tensors":
-            rest = rest.removeprefix(AVERAGED)
-        order = self.orders.get(rest)
+        order = self.orders.get(_parameter_of(name))
         return order if order is not None and tensor.dim() and tensor.shape[0] == len(order) else None
 
 
@@ -66,6 +61,14 @@ def flatten(state: State) -> dict[str, Tensor]:
     return {name: stored(tensor, orders.of(name, tensor)) for name, tensor in flat.items()}
 
 
+def _parameter_of(name: str) -> str:
+    """The parameter or buffer that a name of this module's table is of."""
+    kind, _, rest = name.partition("/")
+    if kind == "optimizer":
+        return rest.rpartition("/")[0]
+    return rest.removeprefix(AVERAGED) if kind == "tensors" else rest
+
+
 class Restoring:
     """Places for the tensors of a checkpoint in a model, an optimiser and a dictionary of tensors.
 
@@ -74,7 +77,9 @@ class Restoring:
     """
 
     def __init__(self, state: State, sizes: Mapping[str, torch.Size]) -> None:
-        names = {current_name(name): name for name in sizes}
+        model = state.get("model")
+        own = {} if model is None else model_tensors(model)  # a name that a model has is no old one of another
+        names = {name if _parameter_of(name) in own else current_name(name): name for name in sizes}
         if len(names) < len(sizes):
             twice = [name for name in sizes if name not in names.values()]
             raise CheckpointError(f"the checkpoint has {_some(twice)} twice, under an old name and the present one")

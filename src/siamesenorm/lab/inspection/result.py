@@ -181,6 +181,29 @@ class Inspection(Part):
         """Number of blocks."""
         return self.sublayers[-1].block + 1
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The plots by name: figures of plotly where that is installed, plain data elsewhere."""
+        from siamesenorm.lab.inspection.figures import plots
+        from siamesenorm.lab.page import as_figures
+
+        return as_figures({plot.name: plot.figure for plot in plots(self)})
+
+    def plot(self, name: str = "rms") -> Any:
+        """One of the plots, which shows itself in a notebook."""
+        known = self.figures
+        if name not in known:
+            raise InspectionError(f"plot: {name!r} is not known; it takes one of {', '.join(known)}")
+        return known[name]
+
+    def _repr_html_(self) -> str:
+        """What stands out, for notebooks."""
+        from siamesenorm.lab.inspection.terminal import notes, title
+        from siamesenorm.lab.page import escape
+
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in notes(self))
+        return f"<p>{escape(title(self).plain)}</p><table>{rows}</table>"
+
     def to_json(self) -> str:
         """All numbers."""
         return self.model_dump_json(indent=1) + "\n"

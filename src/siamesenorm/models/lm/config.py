@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from siamesenorm.field_errors import PlainModel
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.layers.rope_scaling import RopeKind, Scaling
 from siamesenorm.layers.rotary import Rotary
@@ -15,7 +16,7 @@ from siamesenorm.residual import NormSpec
 from siamesenorm.residual.norms import NormKind
 
 
-class MoEConfig(BaseModel):
+class MoEConfig(PlainModel):
     """A mixture of experts in place of every FFN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -38,7 +39,7 @@ class MoEConfig(BaseModel):
         return self
 
 
-class RopeScaling(BaseModel):
+class RopeScaling(PlainModel):
     """Rotary angles of a model whose context was lengthened; see layers/rope_scaling.py."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -65,12 +65,17 @@ def command() -> str:
     return shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "siamesenorm"), *sys.argv[1:]])
 
 
+def origin(config: RunConfig | None = None) -> dict[str, Any]:
+    """Versions, machine and command of this process, and the hashes of a configuration's data."""
+    return {**machine_facts(), "command": command(), "data": {} if config is None else data_hashes(config)}
+
+
 def data_hashes(config: RunConfig) -> dict[str, str]:
     """SHA-256 of every corpus that a configuration names."""
     found: dict[str, str] = {}
     for value in config.as_dict()["data"].values():
         for name in value if isinstance(value, list) else [value]:
-            if isinstance(name, str) and (digest := hash_of(name)) is not None:
+            if isinstance(name, str) and name and (digest := hash_of(name)) is not None:
                 found[name] = digest
     return found
 

@@ -1,0 +1,235 @@
+"""What a model of somebody's own learns from: tokens, a Dataset, or a function that gives batches.
+
+Each source gives the batch of any sample of any seed, whatever was asked before: so runs of the same seed see the same
+data in the same order, and an interrupted run goes on with the batch it would have seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from siamesenorm.data.batches import Batch, Batches
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.held_out import AIM, NEEDED
+from siamesenorm.data.order import shuffled
+from siamesenorm.data.packing import TrainingData
+from siamesenorm.data.texts import HELD_OUT
+from siamesenorm.data.tokens import Tokens
+
+FREQUENCY_TOKENS = 2**18
+"""Tokens that frequencies are counted over."""
+SPLITS = ("train", "val")
+"""What a function is asked for."""
+BATCHES = 20
+"""Batches of a function that runs are measured on, where nothing else is said."""
+FIXED = 2**40
+"""Seed of what is held out: the same for every run."""
+MIXER, TOP = 0x9E3779B97F4A7C15, 2**63
+
+
+def mixed(seed: int, sample: int) -> int:
+    """A seed for the batch of a sample."""
+    return (seed * MIXER + sample) % TOP
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Everything random in here comes from a seed; afterwards it goes on as if nothing had been drawn."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed % TOP)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+class Source(ABC):
+    """Training batches by sample, and held-out ones."""
+
+    kind: str
+    sha256: str | None = None
+    """Of the data, where that can be had."""
+
+    @abstractmethod
+    def batch(self, seed: int, sample: int, size: int) -> Any:
+        """The training batch of a seed that begins with a sample."""
+
+    @abstractmethod
+    def held_out(self, size: int) -> Iterator[Any]:
+        """The same batches every time."""
+
+    @abstractmethod
+    def held_out_size(self, size: int) -> int:
+        """How many tokens or samples these have."""
+
+    def chance_loss(self) -> float | None:
+        """The loss of knowing nothing of the input, where it is known."""
+        return None
+
+
+class TokenSource(Source):
+    """Sequences of tokens and their next ones: ``(inputs, labels)``, each (rows, tokens)."""
+
+    kind = "tokens"
+
+    def __init__(self, train: Sequence[Tokens], held_out: Sequence[Tokens], length: int) -> None:
+        self.train, self.held, self.length = list(train), list(held_out), length
+        self._orders: dict[int, TrainingData] = {}
+
+    @classmethod
+    def of_array(cls, array: Any, validation: Any, length: int) -> TokenSource:
+        """Of arrays in memory; without a second one, the end of the first is held out."""
+        ids = as_tokens(array, "data")
+        if validation is not None:
+            held = as_tokens(validation, "validation")
+        else:
+            count = max(math.ceil(len(ids) * HELD_OUT), AIM)
+            if len(ids) < NEEDED:
+                raise DataError(f"data: {len(ids):,} tokens are too few to hold some out; it takes {NEEDED:,} or more")
+            ids, held = ids[:-count], ids[-count:]
+        made = cls([Tokens([ids], name="data")], [Tokens([held], name="validation")], length)
+        made.sha256 = hashlib.sha256(ids.tobytes() + held.tobytes()).hexdigest()
+        return made
+
+    def batch(self, seed: int, sample: int, size: int) -> tuple[Tensor, Tensor]:
+        """Sequences in the order of the seed."""
+        if seed not in self._orders:
+            self._orders[seed] = TrainingData(self.train, self.length, seed=seed)
+        rows = self._orders[seed].batch(np.arange(sample, sample + size, dtype=np.int64))
+        return rows["input_ids"], rows["labels"]
+
+    def held_out(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Whole sequences, one after another."""
+        for tokens in self.held:
+            starts = np.arange((len(tokens) - 1) // self.length, dtype=np.int64) * self.length
+            for first in range(0, len(starts), size):
+                rows = torch.from_numpy(tokens.gather(starts[first : first + size], self.length + 1).astype(np.int64))
+                yield rows[:, :-1], rows[:, 1:]
+
+    def held_out_size(self, size: int) -> int:
+        """Tokens that are predicted."""
+        return sum((len(tokens) - 1) // self.length * self.length for tokens in self.held)
+
+    def chance_loss(self) -> float:
+        """Entropy of the frequencies of tokens."""
+        counts = np.bincount(self.train[0].read(0, min(len(self.train[0]), FREQUENCY_TOKENS)))
+        shares = counts[counts > 0] / counts.sum()
+        return float(-(shares * np.log(shares)).sum())
+
+
+def as_tokens(array: Any, name: str) -> Any:
+    """An array, tensor or list of ids as tokens are stored."""
+    try:
+        values = np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, or of tensors
+        raise DataError(f"{name}: it is no array of tokens; it takes whole numbers in one row") from None
+    if values.ndim != 1 or values.dtype.kind not in "iu" or not values.size:
+        raise DataError(
+            f"{name}: an array of shape {values.shape} and type {values.dtype} is not allowed; "
+            "it takes whole numbers in one row"
+        )
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= 2**32:
+        raise DataError(f"{name}: id {low if low < 0 else high} is not allowed; ids are 0 to {2**32 - 1}")
+    return values.astype("<u2" if high < 2**16 else "<u4")
+
+
+class DatasetSource(Source):
+    """Items of a map-style Dataset, put together by torch's collation; some are held out, the same for all seeds."""
+
+    kind = "dataset"
+
+    def __init__(self, dataset: Any, validation: Any = None) -> None:
+        self.dataset, self.validation = dataset, validation
+        count = len(dataset)
+        held = 0 if validation is not None else max(1, math.ceil(count * HELD_OUT))
+        if count - held < 1:
+            raise DataError(f"data: a Dataset of {count} items is too small; it takes 2 or more")
+        places = shuffled(np.arange(count, dtype=np.int64), count, FIXED)
+        self.held, self.items = np.sort(places[:held]), np.sort(places[held:])
+
+    def batch(self, seed: int, sample: int, size: int) -> Any:
+        """Items in the order of the seed; what is random in them comes from seed and sample."""
+        places = shuffled(np.arange(sample, sample + size, dtype=np.int64), len(self.items), seed)
+        return self._collated(self.dataset, self.items[places], mixed(seed, sample))
+
+    def held_out(self, size: int) -> Iterator[Any]:
+        """In their order."""
+        data = self.dataset if self.validation is None else self.validation
+        items = self.held if self.validation is None else np.arange(len(self.validation))
+        for first in range(0, len(items), size):
+            yield self._collated(data, items[first : first + size], FIXED + first)
+
+    def held_out_size(self, size: int) -> int:
+        """Items."""
+        return len(self.held) if self.validation is None else len(self.validation)
+
+    @staticmethod
+    def _collated(data: Any, items: Any, seed: int) -> Any:
+        with seeded(seed):
+            return torch.utils.data.default_collate([data[int(item)] for item in items])
+
+
+class FunctionSource(Source):
+    """A function of ``"train"`` or ``"val"`` that gives a batch; what is random in it comes from seed and sample."""
+
+    kind = "function"
+
+    def __init__(
+        self, function: Callable[[str], Any], batches: int, validation: Callable[[str], Any] | None = None
+    ) -> None:
+        self.function, self.batches, self.validation = function, batches, validation or function
+
+    def batch(self, seed: int, sample: int, size: int) -> Any:
+        """What it gives for training."""
+        with seeded(mixed(seed, sample)):
+            return self.function(SPLITS[0])
+
+    def held_out(self, size: int) -> Iterator[Any]:
+        """What it gives for validation, the same for every run."""
+        for number in range(self.batches):
+            with seeded(FIXED + number):
+                batch = self.validation(SPLITS[1])
+            yield batch
+
+    def held_out_size(self, size: int) -> int:
+        """Rows of all batches."""
+        return sum(rows_of(batch) for batch in self.held_out(size))
+
+
+def rows_of(batch: Any) -> int:
+    """Samples of a batch: the length of its first tensor."""
+    leaves = torch.utils._pytree.tree_leaves(batch)
+    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 1)
+
+
+class OwnLoader(Batches):
+    """The batches of a source for one process."""
+
+    def __init__(self, source: Source, seed: int, size: int, sample: int) -> None:
+        self.source, self.seed = source, seed
+        super().__init__(size, sample=sample)
+
+    def make(self, sample: int) -> Batch:
+        """Whatever the source gives, under one name."""
+        return {"batch": self.source.batch(self.seed, sample, self.global_batch_size)}
+
+    def _next(self) -> Batch:
+        return self.make(self._sample)
+
+    def close(self) -> None:
+        """Nothing is made ahead."""

@@ -1,0 +1,114 @@
+"""cell.json: what a run cost, and what someone needs to make it again; of a run alone as of a cell of a grid."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from siamesenorm.data.atomic import write_json
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.reading import read_model
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.folder import FACTS, AsWritten
+from siamesenorm.train.provenance import origin
+
+
+class Machine(AsWritten):
+    """Where a run was trained."""
+
+    processor: str
+    cores: int
+    system: str
+
+
+class GraftFacts(AsWritten):
+    """The trained model that a comparison went on from; see `siamesenorm.lab.grafts`."""
+
+    source: str
+    topology: str
+    weights: str
+    starts: dict[str, str]
+    certificates: dict[str, dict[str, Any]]
+    before: list[dict[str, Any]]
+
+
+class FactsFile(AsWritten):
+    """What is read of cell.json."""
+
+    command: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    machine: Machine = Machine(processor="", cores=0, system="")
+    data: dict[str, str] = Field(default_factory=dict)
+    processor_seconds: float = 0
+    memory_bytes: float = 0
+    chance_loss: float | None = None
+    graft: GraftFacts | None = None
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What cell.json says, nothing if it is not there or not sound."""
+    try:
+        return read_model(folder / FACTS, FactsFile, "run").model_dump(exclude_unset=True)
+    except DataError:
+        return {}
+
+
+class Facts:
+    """Counts what a run costs from here on, beyond what earlier parts of it have cost.
+
+    known: where the run comes from, where somebody has found that out already.
+    alone: whether the process does nothing else, so that its memory is the run's.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, known: dict[str, Any] | None = None, *, alone: bool) -> None:
+        self.folder, self.config, self.provenance, self.alone = folder, config, known, alone
+        self.began, self.before = time.process_time(), memory_now()
+        self.earlier: dict[str, Any] = {}
+
+    def begin(self, *, anew: bool = False) -> None:
+        """Leave word of where the run comes from; anew: what an earlier one has cost does not count."""
+        self.earlier = {} if anew else read_facts(self.folder)
+        self.provenance = origin(self.config) if self.provenance is None else self.provenance
+        write_json(self.folder / FACTS, {**self.earlier, **self.provenance})
+
+    def end(self, **more: Any) -> None:
+        """Add what it cost, and more."""
+        spent = time.process_time() - self.began
+        memory = memory_peak() - self.before if self.alone else 0
+        cost = {
+            "processor_seconds": round(spent + self.earlier.get("processor_seconds", 0.0), 3),
+            "memory_bytes": max(memory, self.earlier.get("memory_bytes", 0)),
+        }
+        write_json(self.folder / FACTS, {**self.earlier, **(self.provenance or {}), **cost, **more})
+
+
+def memory_peak() -> int:
+    """Most bytes that this process has held at once, on the GPU if it used one."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def memory_now() -> int:
+    """Bytes that this process holds before it trains, so that a peak can be counted from there."""
+    import torch
+
+    if torch.cuda.is_available():
+        return 0
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
