@@ -24,6 +24,7 @@ OFFICIAL = {
     DiTConfig: PAIR | {"pre"},
 }
 SHAPE = {"dim": 16, "blocks": 2, "heads": 4, "ffn_dim": 24}
+COMPLETEP = {"parametrization": "completep", "base_width": 4, "base_depth": 1}
 KINDS = {
     LMConfig: (LanguageModel, {"vocab_size": 11, "max_length": 16}),
     ViTConfig: (VisionTransformer, {"image_size": 8, "patch_size": 4, "classes": 3}),
@@ -172,6 +173,7 @@ REFUSED = {
         {"learned_positions": True},
         {"activation": "gelu_tanh"},
         {"activation": "geglu_tanh"},
+        COMPLETEP,
     ],
     ViTConfig: [
         {"activation": "swiglu"},
@@ -181,8 +183,9 @@ REFUSED = {
         {"qk_norm": "head"},
         {"pool": "avg"},
         {"pool": "none"},
+        COMPLETEP,
     ],
-    DiTConfig: [{"norm": "rms"}, {"norm_eps": 0.1}, {"qk_norm": "head"}],
+    DiTConfig: [{"norm": "rms"}, {"norm_eps": 0.1}, {"qk_norm": "head"}, COMPLETEP],
 }
 
 
