@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -186,3 +187,17 @@ def test_grafts_are_measured_stage_by_stage(monkeypatch, tmp_path, capsys):
     assert found["siamese"]["exact"]["mean_kl"] < 1e-6
     assert found["post"]["ramp"]["largest_kl"] < 1e-9
     assert "| `post` | – |" in capsys.readouterr().out
+
+
+def test_the_best_rate_is_a_parabolas_and_a_base_counts_for_both_parametrisations():
+    transfer = importlib.import_module("lr_transfer")
+    runs = list(transfer.runs(2))
+    assert len({run.key for run in runs}) == 2 * 2 * 2 * 7 * (1 + 2 * 4)  # a base is trained once
+    found = {}
+    for run in runs:
+        best = 8e-3 / (run.width if run.parametrization == "standard" else 1)
+        found[run.key] = {"loss": 2 + 0.1 * math.log2(run.lr / best) ** 2}
+    rows = {(row["parametrization"], row["width"], row["depth"]): row for row in transfer.tables(found)}
+    assert rows["standard", 4, 1]["best_lr"] == pytest.approx(2e-3, rel=0.01)
+    assert rows["standard", 4, 1]["above_best_at_base_lr"] == pytest.approx(0.4)
+    assert rows["completep", 4, 1]["best_lr"] == rows["completep", 1, 1]["best_lr"] == pytest.approx(8e-3)
