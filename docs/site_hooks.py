@@ -51,7 +51,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Docstrings mark an example with a double colon, which Markdown does not know."""
-    return re.sub(r"<p>::</p>\n?", "", html).replace("::</p>", ":</p>") if page.file.src_uri.startswith("api/") else html
+    if not page.file.src_uri.startswith("api/"):
+        return html
+    return re.sub(r"<p>::</p>\n?", "", html).replace("::</p>", ":</p>")
 
 
 def outside(path: str, config: MkDocsConfig) -> File:

@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, its links lead somewhere, and it fetches nothing from elsewhere."""
+"""The documentation site: it builds without a warning, its links lead somewhere, it fetches nothing from elsewhere."""
 
 import os
 import re
