@@ -1,10 +1,10 @@
-# make demo | test | test-portable | test-lowest | test-vllm | lint | docs | clean | help. Everything runs in .venv, which is made on first use.
+# make demo | test | test-portable | test-lowest | test-vllm | lint | docs | site | clean | help. Everything runs in .venv, which is made on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-portable test-lowest test-vllm lint docs clean
+.PHONY: help demo test test-portable test-lowest test-vllm lint docs site clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 21
@@ -40,7 +40,11 @@ lint: $(READY) ## style and types
 docs: $(READY) ## rewrite the tables in README.md and docs/ that come from the code
 	$(BIN)/python docs/refresh.py
 
+site: $(READY) ## the documentation as a site in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'site/index.html; to search it: $(BIN)/python -m http.server --directory site --bind 127.0.0.1'
+
 clean: ## remove the environment and caches; runs/ stays
-	rm -rf .venv .venv-lowest .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf .venv .venv-lowest .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site src/*.egg-info
 	find src -name '*.so' -delete
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

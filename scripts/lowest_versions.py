@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TOOLS = {"mypy", "ruff", "setuptools"}
+TOOLS = {"mkdocs", "mkdocs-material", "mkdocstrings", "mkdocstrings-python", "mypy", "ruff", "setuptools"}
 """What no test imports: checked by their pins in constraints.txt alone."""
 BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src")
 SMOKE = (
