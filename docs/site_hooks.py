@@ -50,7 +50,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Docstrings mark an example with a double colon, which Markdown does not know."""
+    """Bars in a table's code, which GitHub wants escaped, are bars; a docstring's double colon is no text."""
+    html = re.sub(r"<code>[^<]*</code>", lambda code: code[0].replace(r"\|", "|"), html)
     if not page.file.src_uri.startswith("api/"):
         return html
     return re.sub(r"<p>::</p>\n?", "", html).replace("::</p>", ":</p>")

@@ -56,3 +56,7 @@ def test_every_public_name_is_in_the_reference(site):
     elsewhere = {name for name in siamesenorm.residual.__all__ if name in siamesenorm.__all__}
     wanted |= {f"siamesenorm.residual.{name}" for name in siamesenorm.residual.__all__ if name not in elsewhere}
     assert wanted - names == set()
+
+
+def test_bars_that_github_wants_escaped_are_bars(site):
+    assert [path.name for path, text in site.items() if re.search(r"<code>[^<]*\\\|[^<]*</code>", text)] == []
