@@ -29,6 +29,7 @@ READERS = {
         "data/arrays.py": "the boundary",
         "data/tokens.py": "raw arrays, whose size is that of their file",
         "data/images/idx.py": "a format of its own, whose header is checked against the file",
+        "interop/gguf/reader.py": "a format of its own, whose every size is checked against the file",
         "data/images/cifar.py": "a format of its own, whose size is that of its file",
     },
     "zipfile.ZipFile": {"data/arrays.py": "the boundary"},

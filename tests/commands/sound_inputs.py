@@ -60,7 +60,7 @@ INVOCATIONS = [
         "export {cls} {out} --to safetensors", "export {lm} {out} --to hf",
         "predict {cls} {png}", "predict {cls} {npy}", "predict {weights} {npy} --json",
         "sample {dit} --steps 1 --sampler ddim --per-class 1 --out {out}.png",
-        "report {grid} --out {out}", "report {grid}",
+        "report {grid} --out {out}", "report {grid}", "runs {grid}", "runs {lm} --json",
         "import {llama} {out}", "graft {llama} {out} --to siamese --tokens 16",
         "branch {trunk} --at 1 --decay 1 -o {out}", "train {recipe} init_from={lm} --run {out}",
         "train {recipe} init_from={llama} init_model=true --run {out}",

@@ -241,7 +241,7 @@ def test_export_to_hugging_face_calls_the_exporter_or_names_the_extra(run, tmp_p
         (["recipes", "lm-tiny", "x=1"], "unknown field"),
         (["generate", "nowhere"], "it takes a run or an exported model"),
         (["export", "nowhere", "x", "--to", "safetensors"], "is not a run"),
-        (["export", "nowhere", "x", "--to", "onnx"], "one of diffusers, hf, safetensors"),
+        (["export", "nowhere", "x", "--to", "onnx"], "one of diffusers, gguf, hf, safetensors"),
     ],
 )
 def test_bad_input_is_one_sentence_and_writes_nothing(arguments, part, tmp_path, monkeypatch, capsys):

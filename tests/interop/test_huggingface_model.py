@@ -34,7 +34,7 @@ CHANGED = {
     "moe": {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0.02, "z_weight": 0.002,
             "normalize_top_k": True},
     "qkv_bias": False, "query_factor": 1.5, "embedding_scale": 3.0, "rotary_dim": 4, "learned_positions": True,
-    "full_every": 2, "window_rope_theta": 100.0,
+    "full_every": 2, "window_rope_theta": 100.0, "parametrization": "completep", "base_width": 12, "base_depth": 1,
     "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_length": 48, "low": 2.0, "high": 32.0,
                      "attention_factor": 1.2, "whole_pairs": False},
 }  # fmt: skip

@@ -292,7 +292,7 @@ def test_too_little_held_out_is_refused_before_training(tmp_path):
     [
         ("arithmetic", "it takes one of loss, perplexity"),
         ("bits_per_byte", "it takes one of loss, perplexity"),
-        ("perplexity/arithmetic", "it takes one of loss, perplexity"),
+        ("perplexity/arithmetic", "it takes one of loss, perplexity; did you mean perplexity\\?"),
     ],
 )
 def test_a_metric_that_no_run_would_have_is_refused_before_training(tmp_path, metric, told):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
+from siamesenorm.field_errors import FieldError
 from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.official import to_official
 from siamesenorm.models.dit import DiT, DiTConfig
@@ -81,9 +81,11 @@ def test_a_larger_model_is_another_function_than_the_standard_one(topology):
     """Of the same weights: branches count less, and so do logits."""
     wide, standard = (language(topology, **fields).eval() for fields in (completep(8, 2), {}))
     deep = language(topology, **completep(16, 1)).eval()
-    for model in (wide, deep):
-        model.load_state_dict(standard.state_dict())
+    wide.load_state_dict(standard.state_dict())
     torch.testing.assert_close(output(wide), output(standard) / 2)
+    if topology in ("keel", "hybrid_star"):  # what a base has in its first block, all of these blocks have
+        return
+    deep.load_state_dict(standard.state_dict())
     changed = topology != "rezero"  # whose branches are closed
     assert torch.allclose(output(deep), output(standard), rtol=1e-3) != changed
 
@@ -218,7 +220,7 @@ def test_x0_multiplies_up_to_the_same_over_any_depth():
 
 
 def test_a_base_must_be_given_and_official_code_knows_none():
-    with pytest.raises(ValidationError, match=r"base_depth = null is not allowed with parametrization = 'completep'"):
+    with pytest.raises(FieldError, match=r"base_depth = null is not allowed with parametrization = 'completep'"):
         LMConfig(**STACK, vocab_size=11, parametrization="completep", base_width=8)
     for family in FAMILIES.values():
         with pytest.raises(OfficialError, match=r"parametrization = 'completep' has no official"):

@@ -185,7 +185,7 @@ def compare(
                 console.print(part, soft_wrap=True) if isinstance(part, str) else console.print(part)
         return
 
-    def read_text(text: Path) -> Path:
+    def readable(text: Path) -> Path:
         """Prepared; tokens of a trained model are its tokenizer's, which reads the text as it is."""
         return prepare_text(text, folder) if source is None else text.resolve()
 
@@ -198,7 +198,7 @@ def compare(
             engine=engine,
             jobs=jobs,
             console=Console(),
-            prepare=None if text is None or own is not None else lambda: make(data=read_text(text)),
+            prepare=None if text is None or own is not None else lambda: make(data=readable(text)),
             model=model,
             source=source,
         )
