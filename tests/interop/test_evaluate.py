@@ -324,9 +324,10 @@ def test_unknown_local_task_is_named(checkpoint, capsys, monkeypatch):
     assert "did you mean olmo_arc_easy?" in bad_input(capsys, str(checkpoint), "--tasks", "olmo_arc_esy")
 
 
-def test_missing_extra_is_named(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'siamesenorm[eval]'" in bad_input(capsys, str(tmp_path), "--tasks", "olmo")
+def test_missing_extra_is_named(checkpoint, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *of: None if name == "lm_eval" else find(name, *of))
+    assert "pip install 'siamesenorm[eval]'" in bad_input(capsys, str(checkpoint), "--tasks", "olmo")
 
 
 def test_perplexity_needs_no_harness(checkpoint, tmp_path, monkeypatch, capsys):
