@@ -181,7 +181,8 @@ def share(folder: str) -> str:
             shares = {n: facts[f"{shape} breakdown {n}"] for n in names if f"{shape} breakdown {n}" in facts}
             kinds = [k for k in next(iter(shares.values()), {}) if any(s[k] > 0.002 for s in shares.values())]
             lines = [[kind, *(f"{100 * s[kind]:.1f} %" for s in shares.values())] for kind in kinds]
-            parts.append(grid([f"{shape}: where the time goes", *(f"`{name}`" for name in shares)], lines))
+            if shares:  # a file that was cut short has none of a shape
+                parts.append(grid([f"{shape}: where the time goes", *(f"`{name}`" for name in shares)], lines))
         return "\n\n".join(parts)
 
     return table("share", make, folder)
