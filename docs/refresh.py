@@ -21,7 +21,7 @@ def table() -> str:
     """Every topology, one row each."""
     rows = ["| name | update | end | streams | extra parameters | arXiv |", "|---|---|---|---|---|---|"]
     for facts in catalogue():
-        paper = f"[{facts.arxiv}](https://arxiv.org/abs/{facts.arxiv})"
+        paper = "–" if facts.arxiv == "–" else f"[{facts.arxiv}](https://arxiv.org/abs/{facts.arxiv})"
         cells = (f"`{facts.name}`", _code(facts.equation), _code(facts.end), facts.streams, str(facts.per_block), paper)
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -74,7 +74,9 @@ class DepthAttention(nn.Module):
 
 
 class FirstLink(Link):
-    """h = v_0, the one source there is;  a new source v = F(N h)."""
+    """The first sublayer of Attention Residuals, which has one source to read."""
+
+    equation = "h = v_0, the one source there is;  a new source v = F(N h)"
 
     def __init__(self, norm: nn.Module, eps: float) -> None:
         super().__init__()
@@ -95,7 +97,9 @@ class FirstLink(Link):
 
 
 class AttentionResidualLink(Link):
-    """h = sum_j softmax_j(q · (g * n(v_j))) v_j;  the last v_j = v_j + F(N h)."""
+    """A sublayer whose output joins the last source."""
+
+    equation = "h = sum_j softmax_j(q · (g * n(v_j))) v_j;  the last v_j = v_j + F(N h)"
 
     def __init__(self, norm: nn.Module, dim: int, eps: float) -> None:
         super().__init__()
@@ -121,7 +125,9 @@ class AttentionResidualLink(Link):
 
 
 class AppendingLink(AttentionResidualLink):
-    """h = sum_j softmax_j(q · (g * n(v_j))) v_j;  a new source v = F(N h)."""
+    """A sublayer whose output is a new source."""
+
+    equation = "h = sum_j softmax_j(q · (g * n(v_j))) v_j;  a new source v = F(N h)"
 
     write = FirstLink.write
 
@@ -140,14 +146,17 @@ class AttentionResidualOptions(Options):
 
 
 class AttentionResidual(Topology):
-    """Attention Residuals: ``h = sum_j softmax_j(q · (g * n(v_j))) v_j`` over the sources before. arXiv 2603.15031.
+    """Attention Residuals (arXiv 2603.15031)."""
+
+    name = "attnres"
+    about = """
+    Attention Residuals: ``h = sum_j softmax_j(q · (g * n(v_j))) v_j`` over the sources before. arXiv 2603.15031.
 
     Sources are the embedding and the sums of groups of outputs (as Kimi K3 runs it), or with blocks=0 every output.
     At the start, q = 0, it is Pre-Norm: the mean of all sources is its stream up to a scale, which the norm ignores.
     """
-
-    name = "attnres"
     equation = "h = sum_j softmax_j(q · (g * n(v_j))) v_j;  v_last = v_last + F(N h), a new one a group"
+    beginning = "one source, the embedding"
     end = "N(the same mixture)"
     arxiv = "2603.15031"
     streams = "grows"
