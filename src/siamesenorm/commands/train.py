@@ -46,7 +46,10 @@ def train(
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that is there; fail if none is.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a run that is there; what decides no loss may change."),
+    ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, removing what the run has written.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how long it would take and in how much memory; write nothing.")
@@ -75,7 +78,7 @@ def train(
     except ConfigError as error:
         refuse(str(error))  # other processes need not wait for this one
         raise
-    folder = run or default_folder(recipe, overrides or [])
+    folder = run or default_folder(recipe, overrides or [], resume)
     console = Console(stderr=True)
     if dry_run:
         from siamesenorm.train.dry_run import estimate

@@ -288,7 +288,7 @@ def prepare_grid(
             one.take()
         if grafts is not None:
             grafts.write()
-        write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [cell.name for cell in cells]})
+        write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [place.folder.name for place in places]})
     except OSError as error:
         raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
     return Prepared(grid, folder, places, facts)

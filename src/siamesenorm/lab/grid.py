@@ -132,8 +132,9 @@ class Grid:
 
 
 def fingerprint(config: RunConfig) -> str:
-    """Eight digits that differ where configurations do, apart from what is only shown or saved."""
-    values = {k: v for k, v in config.as_dict().items() if k not in ("about", "logging", "checkpoint", "parallel")}
+    """Eight digits that differ where configurations do, apart from how runs are computed, shown and saved."""
+    values = config.as_dict()
+    values = config.decisive() | {name: values[name] for name in ("evaluation", "divergence")}  # which decide results
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -191,7 +191,7 @@ class LanguageTask(Task):
         self, model: nn.Module, data: ValidationData, rank: int, world_size: int, average: Average
     ) -> tuple[float, float]:
         """Nats and scored tokens, of all ranks together up to a common factor."""
-        size = self.evaluation.at_once or max(1, self.batch_size // world_size)
+        size = self.evaluation.at_once or self.at_once or max(1, self.batch_size // world_size)
         device = next(model.parameters()).device
         nats = torch.zeros((), dtype=torch.float64, device=device)
         tokens = 0
