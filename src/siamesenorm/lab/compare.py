@@ -24,7 +24,7 @@ from siamesenorm.data.preparation import prepare
 from siamesenorm.data.sources import find_sources, read_documents
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
-from siamesenorm.lab.grafts import GraftPlan, GraftSource, check_awake, check_field
+from siamesenorm.lab.grafts import GraftPlan, GraftSource, check_awake, check_field, graft_names
 from siamesenorm.lab.grid import (
     GRID,
     OPTIMIZER,
@@ -128,6 +128,7 @@ def make_grid(
     chosen = (
         parse_topologies(topologies) if topologies else preset.topologies if preset else parse_topologies([default])
     )
+    chosen = chosen if source is None else graft_names(chosen)
     return Grid(
         name,
         chosen,
@@ -136,7 +137,7 @@ def make_grid(
         tuple(fixed),
         tuple(axes),
         preset.name if preset else None,
-        {} if source is None else GraftPlan(source, out, chosen).starts,
+        {} if source is None else GraftPlan(source, out, chosen).overrides(),
     )
 
 
