@@ -1,15 +1,17 @@
-"""First weights of a model whose parameters lie in parts on several processes (DTensor): the same as if they did not."""
+"""First weights of a model whose parameters lie in parts on several processes (DTensor): those of the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from siamesenorm.models.init import Around
 
 REORDERED = "row_order"
@@ -44,29 +46,29 @@ def whole_parts(model: nn.Module, seed: int | None) -> Around:
     @contextmanager
     def gathered(part: nn.Module) -> Iterator[None]:
         modules = [part] if part is model else list(part.modules())
-        shards = [
+        shards: list[tuple[nn.Module, str, Any]] = [
             (module, name, parameter)
             for module in modules
             for name, parameter in module._parameters.items()
             if isinstance(parameter, DTensor)
         ]
-        for module, name, shard in shards:
-            full = torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)
-            module._parameters[name] = nn.Parameter(full, requires_grad=shard.requires_grad)
+        full = [nn.Parameter(torch.empty(shard.shape, dtype=shard.dtype, device=shard.device)) for *_, shard in shards]
+        for (module, name, _), whole in zip(shards, full, strict=True):
+            module._parameters[name] = whole
         try:
             yield
         finally:
-            for module, name, shard in shards:
-                full, module._parameters[name] = module._parameters[name], shard
-                _own_part(shard, full.detach())
+            for (module, name, shard), whole in zip(shards, full, strict=True):
+                module._parameters[name] = shard
+                _own_part(shard, whole.detach())
 
     return gathered
 
 
 @torch.no_grad()
-def _own_part(shard: Tensor, full: Tensor) -> None:
+def _own_part(shard: DTensor, full: Tensor) -> None:
     """Copy what of a whole tensor this process holds."""
     from torch.distributed.tensor import distribute_tensor
 
-    local = distribute_tensor(full, shard.device_mesh, shard.placements, src_data_rank=None)  # type: ignore[attr-defined]
-    shard.to_local().copy_(local.to_local())  # type: ignore[attr-defined]
+    parts = distribute_tensor(full, shard.device_mesh, shard.placements, src_data_rank=None)
+    shard.to_local().copy_(parts.to_local())
