@@ -207,15 +207,16 @@ def test_evaluation_over_two_ranks_gives_what_one_gives(teacher_run):
     trained = open_trained(teacher_run)
     opened = find_task("classification").for_evaluation(trained.config)
     alone = opened.evaluate(trained.model, rank=0, world_size=1, average=lambda values: values, final=True)
-    counts, sums = opened.confusion.counts, []
+    counts, sums, matrices = opened.confusion.counts, [], []
+    kept = {"average": lambda v: sums.append(v) or v, "gather": lambda v: matrices.append(v) or [v]}
     for rank in range(2):
-        opened.evaluate(trained.model, rank=rank, world_size=2, average=lambda v: sums.append(v) or v, final=True)
+        opened.evaluate(trained.model, rank=rank, world_size=2, final=True, **kept)
 
     def average(values):
-        both = [part for part in sums if part.keys() == values.keys()]
-        return {name: sum(part[name] for part in both) / 2 for name in values}
+        return {name: sum(part[name] for part in sums) / 2 for name in values}
 
-    together = opened.evaluate(trained.model, rank=0, world_size=2, average=average, final=True)
+    whole = {"average": average, "gather": lambda value: matrices}
+    together = opened.evaluate(trained.model, rank=0, world_size=2, final=True, **whole)
     assert together == pytest.approx(alone)
     assert (opened.confusion.counts == counts).all()
 

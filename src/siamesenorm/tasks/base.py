@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from siamesenorm.data.batches import Batch as Batch
 from siamesenorm.tasks.metrics import Metric, Metrics
+from siamesenorm.tasks.sharing import Gather
 
 Average = Callable[[dict[str, float]], dict[str, float]]
 """Means of numbers over the processes."""
@@ -128,9 +129,20 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(
-        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+        self,
+        model: nn.Module,
+        *,
+        rank: int,
+        world_size: int,
+        average: Average,
+        final: bool,
+        gather: Gather | None = None,
     ) -> dict[str, float]:
-        """Metrics on held-out data; every rank calls it and gets the same. final: after the last step."""
+        """Metrics on held-out data; every rank calls it and gets the same.
+
+        final: after the last step. gather: how ranks tell each other of what is no number to average; without it,
+        each of them does what cannot be shared otherwise by itself.
+        """
 
     @classmethod
     def metric(cls, name: str) -> Metric | None:

@@ -26,6 +26,7 @@ from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import Teacher, distillation_loss
 from siamesenorm.tasks.images import ImageTask
 from siamesenorm.tasks.metrics import Metric, Metrics
+from siamesenorm.tasks.sharing import Gather
 
 EVALUATION, CONFUSION = "evaluation.json", "confusion.csv"
 """What the last evaluation found, beside a finished run's weights."""
@@ -134,7 +135,14 @@ class ClassificationTask(ImageTask):
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+        self,
+        model: nn.Module,
+        *,
+        rank: int,
+        world_size: int,
+        average: Average,
+        final: bool,
+        gather: Gather | None = None,
     ) -> dict[str, float]:
         """Loss, accuracy and top-5 accuracy of the held-out images; `confusion` then has the classes."""
         if self.held_out is None:
@@ -152,13 +160,12 @@ class ClassificationTask(ImageTask):
             top += (best == labels[:, None]).any(dim=1).sum()
         matrix = counts.reshape(classes, classes).cpu().numpy()
         sums = {"nats": nats.item(), "top": top.item(), "images": float(matrix.sum()), "right": float(np.trace(matrix))}
-        if world_size > 1 and classes <= 256:  # a number for every pair has to go around
-            whole = average({str(place): float(value) for place, value in enumerate(matrix.ravel())})
-            matrix = np.array(list(whole.values())).reshape(classes, classes) * world_size
+        if gather is not None:
+            matrix = np.sum(gather(matrix), axis=0)
         means = average(sums)
         total = max(means["images"], 1e-9)
         names = self.images.class_names
-        self.confusion = Confusion(np.rint(matrix), names) if world_size == 1 or classes <= 256 else None
+        self.confusion = Confusion(matrix, names) if world_size == 1 or gather is not None else None
         metrics = {"loss": means["nats"] / total, "accuracy": means["right"] / total}
         if classes > TOP:
             metrics["top5"] = means["top"] / total

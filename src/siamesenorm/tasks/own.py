@@ -35,6 +35,7 @@ from siamesenorm.tasks.own_data import (
     rows_of,
     seeded,
 )
+from siamesenorm.tasks.sharing import Gather
 
 MakeModel = Callable[[str], nn.Module]
 LossFunction = Callable[[nn.Module, Any], Any]
@@ -166,7 +167,14 @@ class OwnTask(Task):
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+        self,
+        model: nn.Module,
+        *,
+        rank: int,
+        world_size: int,
+        average: Average,
+        final: bool,
+        gather: Gather | None = None,
     ) -> dict[str, float]:
         """Means over the held-out batches, each by its rows."""
         device = next(model.parameters()).device

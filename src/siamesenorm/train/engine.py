@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
@@ -226,11 +227,18 @@ class Engine:
                 self.model.train()
 
     def evaluate(self, final: bool = False) -> dict[str, float]:
-        """The task's metrics on held-out data."""
+        """The task's metrics on held-out data, which processes share."""
         world = self.world
+        # What DDP wraps, by itself: its own forward would talk to processes that have other work to do.
+        model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         with self._evaluating():
             return self.task.evaluate(
-                self.model, rank=world.data_rank, world_size=world.data_size, average=world.mean, final=final
+                model,
+                rank=world.data_rank,
+                world_size=world.data_size,
+                average=world.mean,
+                final=final,
+                gather=world.gather_data,
             )
 
     def state(self, progress: dict[str, Any]) -> dict[str, Any]:
