@@ -81,8 +81,6 @@ class Task(ABC):
     """Whether its model may be made on ``meta`` and given its first weights part by part."""
     mixes_pairs: bool = False
     """Whether training mixes samples in pairs, so that they are computed in even numbers."""
-    at_once: int | None = None
-    """Samples that a process computes at a time in training, where a run is under way."""
     metrics: ClassVar[Metrics]
     """Every number that `evaluate` gives, by its name; those of a family by what stands there up to the slash."""
     chance: ClassVar[str] = "what knowing nothing of the input gives"

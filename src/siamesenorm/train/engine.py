@@ -83,7 +83,6 @@ class Engine:
     def __init__(self, config: RunConfig, task: Task, world: World, starting: Starting | None = None) -> None:
         self.config, self.task, self.world = config, task, world
         self.micro = MicroBatches(config, task, world)
-        task.at_once = self.micro.size
         self.precision = Precision(config.train, world.device)
         model = world.agree(self._build_model)
         wish = config.train.compile
