@@ -98,7 +98,8 @@ class Draw(Section):
         """What a share of 0 to 1 of the range, or of the choices, stands for."""
         if self.choices is not None:
             return self.choices[min(int(share * len(self.choices)), len(self.choices) - 1)]
-        assert self.low is not None and self.high is not None
+        assert self.low is not None
+        assert self.high is not None
         if self.scale == "log":
             found = math.exp(math.log(self.low) + share * math.log(self.high / self.low))
         else:
