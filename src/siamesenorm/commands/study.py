@@ -74,8 +74,6 @@ def study(
     check_engine(engine)
     opened = open_study(plan, out or plan.with_suffix(""))
     folder = cells or Path("runs") / f"study-{opened.file.plan.name}"
-    for sentence in opened.changed:
-        typer.echo(f"the plan was changed since cells were last run: {sentence}", err=True)
     if status or dry_run:
         show_dry_run(opened, console) if dry_run else show_status(opened, console)
         return

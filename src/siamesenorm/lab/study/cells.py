@@ -26,7 +26,6 @@ from siamesenorm.train.overrides import as_overrides
 from siamesenorm.train.recipes import resolve
 
 Stage = Literal["search", "fresh", "sensitivity", "stress"]
-STAGES: tuple[Stage, ...] = ("search", "fresh", "sensitivity", "stress")
 KEY = 16
 """Digits of a cell's hash."""
 
@@ -131,13 +130,8 @@ def find_cell(file: PlanFile, records: Mapping[str, Record], title: str) -> Stud
 
 def _stressed(file: PlanFile, part: Part, arm: str, drawn: Values, factor: float) -> Values:
     """The best settings with a constant rate, so many times the best."""
-    best = drawn[LR] if LR in drawn else config_of(file, part, arm, part_seed(file), drawn).optimizer.lr
+    best = drawn[LR] if LR in drawn else config_of(file, part, arm, file.plan.search.run_seed, drawn).optimizer.lr
     return {**drawn, SCHEDULE: "constant", LR: float(f"{best * factor:.6g}")}
-
-
-def part_seed(file: PlanFile) -> int:
-    """A seed to look at a configuration with."""
-    return file.plan.search.run_seed
 
 
 def _cell(

@@ -1,7 +1,7 @@
 """The plan of a study: everything that is decided before the first run, typed, and checked in one sentence.
 
-plan = read_plan("docs/evidence/language.yaml")
-plan.digest, plan.parts[0].name
+file = read_plan("docs/evidence/language.yaml")
+file.digest, file.plan.parts[0].name
 """
 
 from __future__ import annotations
@@ -232,12 +232,6 @@ class Plan(Section):
                 if field in fields:
                     raise ValueError(f"{where}: {field} is not allowed; arms, parts and seeds decide it")
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of everything it says."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
     def arms_of(self, part: Part) -> tuple[str, ...]:
         """Names of a part's arms, the baseline first."""
         arms = [arm for arm in self.arms if part.arms is None or arm in part.arms]
@@ -259,8 +253,15 @@ class PlanFile:
 
     plan: Plan
     text: bytes
+    values: dict[str, Any]
+    """What its YAML says."""
     recipe: dict[str, Any]
     """What the plan's recipe says, its bases included."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what it says; comments and defaults of this version do not count."""
+        return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()
 
 
 def read_plan(path: Path | str) -> PlanFile:
@@ -275,15 +276,45 @@ def read_plan(path: Path | str) -> PlanFile:
     if not isinstance(values, dict) or not values:
         raise ConfigError(f"plan: {str(path)!r} is no plan; it takes fields such as arms, sizes and parts")
     plan = parse_plan(values)
-    return PlanFile(plan, text, load_recipe(plan.recipe))
+    return PlanFile(plan, text, values, load_recipe(plan.recipe))
 
 
 def parse_plan(values: Mapping[str, Any]) -> Plan:
     """A plan from its values."""
+    _check_inside(values)
     try:
         return Plan.model_validate(dict(values))
     except ValidationError as error:
         raise ConfigError(f"plan: {explain(error, Plan)}") from None
+
+
+def _check_inside(values: Mapping[str, Any]) -> None:
+    """Check what stands in lists and under names of one's own, so that errors name it."""
+    search, parts = values.get("search"), values.get("parts")
+    collections: list[tuple[str, type[Section], Any]] = [
+        ("corpora", Corpus, values.get("corpora")),
+        ("sizes", Size, values.get("sizes")),
+        ("search.space", Draw, search.get("space") if isinstance(search, Mapping) else None),
+        (
+            "parts",
+            Part,
+            {_part_name(part, n): part for n, part in enumerate(parts)} if isinstance(parts, list) else None,
+        ),
+    ]
+    for where, kind, inner in collections:
+        for name, value in inner.items() if isinstance(inner, Mapping) else ():
+            if not isinstance(value, Mapping):
+                fields = ", ".join(kind.model_fields)
+                raise ConfigError(f"plan: {where}.{name}: {shown(value)} is not allowed; it takes the fields {fields}")
+            try:
+                kind.model_validate(dict(value))
+            except ValidationError as error:
+                raise ConfigError(f"plan: {where}.{name}.{explain(error, kind)}") from None
+
+
+def _part_name(part: Any, number: int) -> str:
+    name = part.get("name") if isinstance(part, Mapping) else None
+    return name[:60] if isinstance(name, str) and name else str(number)
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -184,7 +184,8 @@ def largest_activation(folder: Path) -> float | None:
     from siamesenorm.lab.looking import inspect
 
     peaks = inspect(folder, removal=False, tokens=LOOKED_AT).peaks.values()
-    return max((peak.largest for depths in peaks for peak in depths if peak is not None), default=None)
+    sizes = [peak.largest for depths in peaks for peak in depths if peak is not None and peak.largest is not None]
+    return max(sizes, default=None)
 
 
 # The ledger ------------------------------------------------------------------------------------------------

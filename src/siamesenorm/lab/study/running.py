@@ -21,8 +21,8 @@ from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import MissingError, read_model
 from siamesenorm.lab.compare import Engine, check_measured
 from siamesenorm.lab.live import open_table
-from siamesenorm.lab.runner import CELLS, DONE, Progress, Watcher, plan
-from siamesenorm.lab.study.cells import STAGES, Stage, StudyCell, cells_of, config_of, counts_of
+from siamesenorm.lab.runner import DONE, Progress, Watcher, plan
+from siamesenorm.lab.study.cells import Stage, StudyCell, cells_of, config_of, counts_of
 from siamesenorm.lab.study.plan import Part, PlanFile, changes, read_plan
 from siamesenorm.lab.study.record import Record, read_ledger, record_of, write_ledger
 from siamesenorm.tasks import find_task
@@ -63,6 +63,8 @@ class History(BaseModel):
 class Study:
     """A plan with the records that there are."""
 
+    path: Path
+    """Of the plan."""
     file: PlanFile
     folder: Path
     """Where records, plan and page lie."""
@@ -72,9 +74,9 @@ class Study:
     @property
     def changed(self) -> list[str]:
         """What the plan says otherwise than the last one that cells were run under."""
-        if not self.history or self.history[-1].digest == self.file.plan.digest:
+        if not self.history or self.history[-1].digest == self.file.digest:
             return []
-        return changes(self.history[-1].values, self.file.plan.model_dump(mode="json"))
+        return changes(self.history[-1].values, self.file.values)
 
     def cells(self, part: Part, only: Collection[str] = ()) -> list[StudyCell]:
         """Cells of a part that can be run by now; only: those of some arms."""
@@ -105,7 +107,7 @@ def open_study(path: Path | str, folder: Path | str) -> Study:
         history = []
     except DataError as error:
         raise ConfigError(str(error)) from None
-    return Study(file, folder, read_ledger(folder), history)
+    return Study(Path(path), file, folder, read_ledger(folder), history)
 
 
 def check_data(study: Study, parts: Sequence[Part]) -> dict[str, str]:
@@ -178,7 +180,7 @@ class Keeper(Watcher):
         cell, plan = progress.cell, self.study.file.plan
         assert isinstance(cell, StudyCell)
         if cell.key not in self.study.records:
-            self.study.records[cell.key] = record_of(cell, progress.folder, plan.metric, plan.digest)
+            self.study.records[cell.key] = record_of(cell, progress.folder, plan.metric, self.study.file.digest)
             write_ledger(self.study.folder, self.study.records)
 
     def tick(self) -> None:
@@ -221,6 +223,8 @@ def run_study(
     waiting = [part for part in chosen if study.missing(part, only)]
     provenance = {**origin(), "data": check_data(study, waiting)}
     outcome = Outcome(complete=True)
+    for sentence in study.changed if console is not None else ():
+        console.print(f"The plan was changed: {sentence}.", style="dim", markup=False)
     with _begun(study):
         for part in waiting:
             tried: set[str] = set()
@@ -261,21 +265,24 @@ def _run_wave(
 @contextlib.contextmanager
 def _begun(study: Study) -> Any:
     """Keep others out of the results, and leave word of the plan and of what was changed in it."""
-    folder, plan_now = study.folder, study.file.plan
+    folder, file = study.folder, study.file
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked_folder(folder, "--out: another study"):
-            if not study.history or study.history[-1].digest != plan_now.digest:
-                values = plan_now.model_dump(mode="json")
+            if not study.history or study.history[-1].digest != file.digest:
                 when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
                 version = Version(
-                    digest=plan_now.digest, when=when, records=len(study.records), changed=study.changed, values=values
+                    digest=file.digest,
+                    when=when,
+                    records=len(study.records),
+                    changed=study.changed,
+                    values=file.values,
                 )
                 earlier = [known.model_copy(update={"values": {}}) for known in study.history]
                 study.history = [*earlier, version]
                 write_json(folder / HISTORY, History(plans=study.history).model_dump(mode="json"))
                 with whole_file(folder / COPY) as copy:
-                    copy.write(study.file.text)
+                    copy.write(file.text)
             yield
     except OSError as error:
         raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
@@ -294,7 +301,4 @@ def challenge(
     known = study.records.get(cell.key)
     if places[0].state not in DONE:
         return known, None
-    return known, record_of(cell, places[0].folder, plan_now.metric, plan_now.digest)
-
-
-__all__ = ["CELLS", "STAGES", "Outcome", "Study", "challenge", "left", "open_study", "run_study"]
+    return known, record_of(cell, places[0].folder, plan_now.metric, study.file.digest)

@@ -30,6 +30,8 @@ def show_status(study: Study, console: Console) -> None:
     time = f"about {clock(sum(known))} of one processor are left" if known else "how long they take is not known yet"
     more = ", and parts of sizes that have not been run yet" if known and unknown else ""
     console.print(f"{done} of {of} cells have a record; {time}{more}.", markup=False, soft_wrap=True)
+    for sentence in study.changed:
+        console.print(f"The plan was changed since cells were last run: {sentence}.", markup=False, soft_wrap=True)
     if study.beyond:
         console.print(f"{len(study.beyond)} records are of cells that the plan no longer has.", markup=False)
 
