@@ -228,7 +228,9 @@ def run_study(
     with _begun(study):
         for part in waiting:
             tried: set[str] = set()
-            while wave := [cell for cell in study.missing(part, only) if cell.key not in tried]:
+            while missing := [cell for cell in study.missing(part, only) if cell.key not in tried]:
+                search = [cell for cell in missing if cell.stage == "search"]
+                wave = search or missing  # all searches first, so that arms stay equally far
                 tried |= {cell.key for cell in wave}
                 outcome.complete, places = _run_wave(study, engine, wave, Path(cells), provenance, console)
                 outcome.failed += [place for place in places if place.state == "failed"]
