@@ -113,10 +113,12 @@ def _register() -> None:
         report,
         runs,
         sample,
+        study,
         train,
     )
 
     app.command()(compare.compare)
+    app.command()(study.study)
     app.command()(report.report)
     app.command()(runs.runs)
     app.command()(inspect.inspect)
