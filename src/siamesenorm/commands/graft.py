@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from siamesenorm.commands.completion import complete_topology
+
 CERTIFICATE = "graft.json"
 ROW = 256
 
@@ -23,7 +25,15 @@ def graft(
         ),
     ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to be made.", show_default=False)],
-    to: Annotated[str, typer.Option(metavar="TOPOLOGY", help="Name, or name:option=value,…", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="TOPOLOGY",
+            help="Name, or name:option=value,…",
+            autocompletion=complete_topology,
+            show_default=False,
+        ),
+    ],
     at: Annotated[
         int | None,
         typer.Option(

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-HOW = "~"
-"""What stands before fields that may change on resume."""
+from siamesenorm.commands.completion import complete_field, complete_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,16 +15,28 @@ if TYPE_CHECKING:
     from siamesenorm.train.config import RunConfig
 
 
+HOW = "~"
+"""What stands before fields that may change on resume."""
+
+
 def recipes(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="Show this one, a name or a YAML file; without it, all are listed.", show_default=False
+            metavar="NAME",
+            help="Show this one, a name or a YAML file; without it, all are listed.",
+            autocompletion=complete_recipe,
+            show_default=False,
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE…]", help="Show it with these fields changed.", show_default=False),
+        typer.Argument(
+            metavar="[KEY=VALUE…]",
+            help="Show it with these fields changed.",
+            autocompletion=complete_field,
+            show_default=False,
+        ),
     ] = None,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print it as a recipe of your own.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

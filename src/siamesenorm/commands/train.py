@@ -7,15 +7,10 @@ from typing import Annotated
 
 import typer
 
+from siamesenorm.commands.completion import complete_field, complete_recipe
+
 EXIT_FAILED, EXIT_DIVERGED = 1, 3
 SIGNAL_BASE = 128
-
-
-def complete_recipe(incomplete: str) -> list[str]:
-    """Names of recipes, for the shell."""
-    from siamesenorm.train.recipes import recipe_names
-
-    return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
 def train(
@@ -33,6 +28,7 @@ def train(
         typer.Argument(
             metavar="[KEY=VALUE…]",
             help="Fields to change, such as topology=pre lr=3e-3 model.blocks=8.",
+            autocompletion=complete_field,
             show_default=False,
         ),
     ] = None,

@@ -66,6 +66,17 @@ def describe_allowed(field: NamedField) -> str:
     return " or ".join(dict.fromkeys(parts)) + (", or null" if field.optional else "")
 
 
+def values_of(field: NamedField) -> list[str]:
+    """Every value that a field takes, as overrides write it, where these can be listed; else its default."""
+    kinds = alternatives(field.info.annotation)
+    words = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    words += ["true", "false"] if bool in kinds else []
+    default = default_of(field.info)
+    if not words and isinstance(default, (int, float)):
+        words = [f"{default:g}" if isinstance(default, float) else str(default)]
+    return words + (["null"] if words and field.optional else [])
+
+
 def _describe(kind: Any, info: FieldInfo) -> str:
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
