@@ -174,6 +174,9 @@ class CheckpointConfig(Section):
         default=1000, ge=1, description="Steps between checkpoints; null: only at the end and when interrupted."
     )
     keep: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
+    permanent: int | None = Field(
+        default=None, ge=1, description="Steps between checkpoints that are never removed; null: there are none."
+    )
 
 
 class LoggingConfig(Section):
