@@ -104,8 +104,8 @@ def losses(folder):
 
 
 def test_what_does_not_fit_the_world_is_refused_by_all_and_leaves_nothing(tmp_path):
-    config, run = tiny_config(tmp_path, "train.batch_size=3"), tmp_path / "run"
-    reason = "train.batch_size: 3 is not allowed; 2 processes and 1 accumulated parts take multiples of 2"
+    config, run = tiny_config(tmp_path, "train.batch_size=1"), tmp_path / "run"
+    reason = "train.batch_size: 1 is not allowed; 2 processes take 2 or more"
     assert run_world(2, refused_in, config, run) == [(reason, False)] * 2
     first, second = run_world(2, locked_in, tiny_config(tmp_path), run)
     assert first == second == f"run: another process is training in {str(run)!r}; wait or stop it"
@@ -120,8 +120,12 @@ def test_all_processes_agree_on_where_a_divergence_began(tmp_path, mode):
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp", "tp"])
 def test_a_run_of_two_processes_is_the_run_of_one(tmp_path, mode):
-    """With averaged weights and accumulation, down to the exported file and its names."""
-    config = tiny_config(tmp_path, "train.ema=0.5", "train.accumulation=2", f"parallel.mode={mode}")
+    """With averaged weights, in micro-batches that do not divide evenly, down to the exported file and its names.
+
+    Of 5 samples the processes have 3 and 2, and 2 at a time: the second one has a part less than the first.
+    """
+    uneven = ("train.batch_size=5", "train.micro_batch_size=2")
+    config = tiny_config(tmp_path, "train.ema=0.5", *uneven, f"parallel.mode={mode}")
     assert train(config, tmp_path / "one").state == "finished"
     assert run_world(2, run_in, config, tmp_path / "two", mode=mode) == ["finished", "finished"]
     assert len(losses(tmp_path / "two")) == STEPS

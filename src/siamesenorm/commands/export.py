@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from siamesenorm.commands.completion import complete_export
+
 FORMATS = ("diffusers", "gguf", "hf", "safetensors")
 DTYPES = ("float32", "bfloat16", "float16")
 SHARD = "5GB"
@@ -29,6 +31,7 @@ def export(
             help="diffusers: a pipeline folder; gguf: a file for llama.cpp; hf: a Hugging Face model folder; "
             "safetensors: weights in one file; llama, mistral, qwen2, qwen3, olmo2, gemma2, gpt2, gpt_neox, mixtral, "
             "…: a folder of this architecture of transformers, where the model is one.",
+            autocompletion=complete_export,
         ),
     ],
     remote_code: Annotated[

@@ -22,6 +22,20 @@ LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20}
 """Beyond these a number is a slip of the finger, not a model."""
 
 
+class HowComputed:
+    """Marks a field that says how a run is computed, shown or saved, and not what it learns.
+
+    ``workers: Annotated[int, HOW] = Field(…)``: a resumed run may have another value. Of a section, it counts for all
+    fields inside.
+    """
+
+    def __repr__(self) -> str:
+        return "HOW"
+
+
+HOW = HowComputed()
+
+
 class Section(BaseModel):
     """A part of the configuration; unknown fields are refused, and text is not taken for a number."""
 
@@ -65,6 +79,8 @@ class Task(ABC):
     """What throughput is counted in."""
     in_parts: ClassVar[bool] = False
     """Whether its model may be made on ``meta`` and given its first weights part by part."""
+    mixes_pairs: bool = False
+    """Whether training mixes samples in pairs, so that they are computed in even numbers."""
     metrics: ClassVar[Metrics]
     """Every number that `evaluate` gives, by its name; those of a family by what stands there up to the slash."""
     chance: ClassVar[str] = "what knowing nothing of the input gives"

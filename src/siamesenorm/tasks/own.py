@@ -108,10 +108,9 @@ class OwnTask(Task):
     @classmethod
     def check(cls, config: Any) -> None:
         """Raise ValueError where a batch would have to be cut, which only its author knows how to do."""
-        if config.train.accumulation > 1:
-            raise ValueError(
-                f"train.accumulation = {config.train.accumulation} is not allowed for a model of your own; it takes 1"
-            )
+        wish = config.train.micro_batch_size
+        if wish is not None:
+            raise ValueError(f"train.micro_batch_size = {wish} is not allowed for a model of your own; it takes null")
 
     def __init__(self, config: Any) -> None:
         parts = _given.get()

@@ -17,6 +17,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from siamesenorm.data.tensor_files import LazyTensors, parse_size, write_shards
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.foreign_folder import silenced
 from siamesenorm.interop.huggingface.bundle import AUTO_MAP, bundled_files
 from siamesenorm.interop.huggingface.convert import from_language_model
@@ -25,6 +26,7 @@ from siamesenorm.interop.huggingface.sharing import transformers_name
 from siamesenorm.interop.huggingface.tokenizer import JsonTokenizer, for_transformers
 from siamesenorm.interop.staging import staged
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.residual import find_topology, parse_topology
 
 
 def export(
@@ -56,6 +58,12 @@ def export(
     The folder appears when it is complete and not before.
     """
     target = Path(directory)
+    topology = find_topology(parse_topology(model.config.topology)[0])
+    if remote_code and not topology.__module__.startswith("siamesenorm."):
+        raise InteropError(
+            f"topology: {topology.name!r} comes from {topology.__module__}, whose source an export does not carry; "
+            "it takes remote_code=False, and that package wherever the folder is loaded"
+        )
     made = model if isinstance(model, SiameseNormForCausalLM) else from_language_model(model)
     reading = None if tokenizer is None else for_transformers(tokenizer, made.config.vocab_size, chat_template)
     if weights is None and dtype not in (None, made.dtype):
