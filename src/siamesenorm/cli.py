@@ -108,6 +108,7 @@ def _register() -> None:
         import_model,
         inspect,
         models,
+        plan,
         predict,
         recipes,
         report,
@@ -121,6 +122,7 @@ def _register() -> None:
     app.command()(runs.runs)
     app.command()(inspect.inspect)
     app.command()(train.train)
+    app.command()(plan.plan)
     app.command()(branch.branch)
     app.command()(recipes.recipes)
     app.command()(models.models)
