@@ -80,7 +80,7 @@ def config_of(case: dict[str, Any]) -> Any:
             "parallel.device=cpu",
             *group,
             f"train.activation_checkpointing={case['checkpointing']}",
-            f"train.accumulation={case['parts']}",
+            f"train.micro_batch_size={ROWS}",
             f"train.batch_size={ROWS * case['parts'] * data}",
         ],
     )
@@ -130,7 +130,12 @@ def measure_here(chosen: list[dict[str, Any]]) -> list[dict[str, float]]:
     torch.set_num_threads(1)
     world = World.start(config_of(chosen[0]).parallel)
     try:
-        return [measure_one(case, world) for case in chosen]
+        found = []
+        for case in chosen:
+            found.append(measure_one(case, world))
+            if world.is_main:
+                print(name_of(case), found[-1], file=sys.stderr, flush=True)
+        return found
     finally:
         world.close()
 
@@ -183,6 +188,11 @@ def bytes_sent() -> int:
     """By all TCP connections of this process so far."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+        except OSError:  # the folder that is being listed
+            continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)

@@ -50,36 +50,41 @@ def check_memory(config: RunConfig, task: Task, world: World) -> None:
     if need.state + need.batch > room.size:
         rows = layout_of(config, world).micro_batch
         raise ConfigError(
-            f"train.batch_size: {config.train.batch_size} is not allowed here; a part of {rows} samples a process "
-            f"needs {gib(need.batch)} beside the model's {gib(need.state)}, and {room}; raise train.accumulation, or "
-            f"set train.activation_checkpointing=full; {ANYWAY}"
+            f"train.batch_size: {config.train.batch_size} is not allowed here; a micro-batch of {rows} needs "
+            f"{gib(need.batch)} beside the model's {gib(need.state)}, and {room}; lower train.micro_batch_size, or set "
+            f"train.activation_checkpointing=full; {ANYWAY}"
         )
 
 
-def memory_need(config: RunConfig, task: Task, world: World) -> Least:
-    """What all processes of a machine need, counted on a step without values, or the least where that is not possible.
+def memory_need(config: RunConfig, task: Task, world: World, micro: int | None = None) -> Least:
+    """What all processes of a machine need, counted on a step without values; at least, where that is not possible.
 
+    micro: samples that one computes at a time; default: as the configuration has it, 1 where it chooses by this.
     The state is what is there when a step is at its fullest: weights and optimiser, and gradients that wait there.
     """
     try:
-        need = need_of(config, layout_of(config, world), "cuda" if world.device.type == "cuda" else "cpu")
+        need = need_of(config, layout_of(config, world, micro), "cuda" if world.device.type == "cuda" else "cpu")
     except UncountableError:
-        return least_memory(config, task, world)
+        return least_memory(config, task, world, micro)
     here = sharing(world)
     state = min(need.state, need.peak)
     return Least(here * state, here * (need.peak - state))
 
 
-def least_memory(config: RunConfig, task: Task, world: World) -> Least:
-    """A lower bound, without making anything."""
+def least_memory(config: RunConfig, task: Task, world: World, micro: int | None = None) -> Least:
+    """A lower bound for the processes that share the memory, without making anything.
+
+    micro: samples that one computes at a time; default: as the configuration has it, 1 where it chooses by this.
+    """
     beside = TRAINED[config.optimizer.kind] - 1 + (config.train.ema is not None)
     copies = 1 + beside * share_of(config, task.model_of)
     shards = world.size if world.mode in ("fsdp", "tp") else world.group if world.mode == "hsdp" else 1
     here = sharing(world)
     samples = config.train.batch_size / world.data_size
+    at_once = min(samples, layout_of(config, world, micro).micro_batch)
     activations = task.least_activations(config.train.activation_checkpointing != "none")
     width = FLOAT if config.train.precision == "fp32" else 2
-    batch = samples / config.train.accumulation * activations * width + samples * task.units_per_sample * 16
+    batch = at_once * activations * width + samples * task.units_per_sample * 16
     return Least(here * copies * FLOAT * task.parameters / shards, here * batch)
 
 
