@@ -121,6 +121,10 @@ class StepsConfig(Section):
         "lora+residual.",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Decides first weights, the order of data and dropout.")
+    memory_check: Annotated[bool, HOW] = Field(
+        default=True,
+        description="Whether a run that would not fit into memory, as siamesenorm plan counts, is refused.",
+    )
 
     @model_validator(mode="before")
     @classmethod
