@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
-from siamesenorm.tasks.base import Batch
+from siamesenorm.tasks.base import Batch, Loss
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.checkpoint import export_weights
 from siamesenorm.train.config import RunConfig
@@ -31,6 +31,7 @@ from siamesenorm.train.manifest import Entry
 from siamesenorm.train.optimizer import build_optimizer, set_lr
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
 from siamesenorm.train.parameters import choose_parameters, has_lora, start_factors
+from siamesenorm.train.pipeline import Pipeline, check_pipeline
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import share_of_peak
 from siamesenorm.train.starting import Starting
@@ -86,12 +87,20 @@ class Engine:
                 f"train.batch_size: {config.train.batch_size} is not allowed; {world.data_size} processes and "
                 f"{config.train.accumulation} accumulated parts take multiples of {parts}"
             )
+        if world.pp > 1:
+            check_pipeline(config, world)
         self.precision = Precision(config.train, world.device)
         model = world.agree(self._build_model)
         wish = config.train.compile
         self.compiled = compile_pays(world.device, config.steps) if wish is None else wish
         self.model: nn.Module = apply_parallelism(
-            model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=self.compiled
+            model,
+            world,
+            dtype=self.precision.gathered,
+            seed=config.train.seed,
+            compiled=self.compiled,
+            schedule=config.parallel.schedule,
+            stages=config.parallel.stages,
         )
         start_factors(self.model, config.train.seed)
         if starting is not None:
@@ -171,15 +180,26 @@ class Engine:
         parts = split_batch(self.batch, self.config.train.accumulation)
         shares = self._shares(parts)
         sums: dict[str, Tensor] = {}
+        for loss, share in zip(self._losses(parts, shares), shares, strict=True):
+            for name, value in loss.metrics.items():
+                scaled = value.to(torch.float32) * share
+                sums[name] = sums[name] + scaled if name in sums else scaled
+        return sums
+
+    def _losses(self, parts: list[Batch], shares: Sequence[float | Tensor]) -> Iterator[Loss]:
+        """Losses of the parts, whose gradients are made on the way."""
+        if isinstance(self.model, Pipeline):
+            with self.precision.autocast():
+                outputs = self.model.gradients(self.batch, shares, self.precision.scaled)
+            for part, output in zip(parts, outputs, strict=True):
+                yield self.task.loss(lambda *args, output=output, **kwargs: output, part)  # type: ignore[arg-type]
+            return
         for number, (part, share) in enumerate(zip(parts, shares, strict=True), start=1):
             with gradient_sync(self.model, number == len(parts)):
                 with self.precision.autocast():
                     loss = self.task.loss(self.model, part)
                 self.precision.backward(loss.total * share)
-            for name, value in loss.metrics.items():
-                scaled = value.to(torch.float32) * share
-                sums[name] = sums[name] + scaled if name in sums else scaled
-        return sums
+            yield loss
 
     def apply(self, step: int) -> None:
         """The optimiser's step with the gradients as they are; none where it runs ahead and has halted."""
@@ -201,7 +221,8 @@ class Engine:
 
     def _seed(self, step: int) -> None:
         """What is random in a step depends on the seed, the step and the process: there is no state to save."""
-        mixed = (self.config.train.seed * MIXER + step * 2**16 + self.world.data_rank) % 2**63
+        place = self.world.data_rank + self.world.stage * 2**48
+        mixed = (self.config.train.seed * MIXER + step * 2**16 + place) % 2**63
         torch.manual_seed(mixed)
 
     def _to_device(self, batch: Batch) -> Batch:

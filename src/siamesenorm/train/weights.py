@@ -17,6 +17,7 @@ from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import STATUS, WEIGHTS, RunFolder
 from siamesenorm.train.layout import row_orders, unwrap, usual_rows, whole
 from siamesenorm.train.manifest import Entry, check
+from siamesenorm.train.pipeline import Pipeline
 from siamesenorm.train.training_state import model_tensors
 
 log = logging.getLogger("siamesenorm")
@@ -34,11 +35,15 @@ def gather_weights(
     call this where the model is sharded; those with ``keep=False`` help and get nothing.
     """
     orders = dict(row_orders(model))
+    own = {**model_tensors(model), **(tensors or {})}
     gathered = {}
-    for name, tensor in model_tensors(model).items():
-        full = whole((tensors or {}).get(name, tensor).detach())
-        if keep:
-            full = usual_rows(full, orders[name]) if name in orders else full
+    for name in model.division.sizes if isinstance(model, Pipeline) else model_tensors(model):
+        full = whole(own[name].detach()) if name in own else None
+        if name in orders and full is not None:
+            full = usual_rows(full, orders[name])
+        if isinstance(model, Pipeline):
+            full = model.everywhere(name, full)
+        if keep and full is not None:
             gathered[name] = full.to("cpu", copy=True).contiguous()
     return merged(gathered, mergings(unwrap(model))) if keep else gathered
 
