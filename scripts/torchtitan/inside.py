@@ -56,7 +56,8 @@ def steps(topology: str, layout: dict[str, int]) -> list[tuple[float, float]]:
     made, found = trainer(topology, layout), []
     made.metrics_processor.log = lambda step, loss, largest, norm, **more: found.append((loss, norm))
     batches = made.batch_generator(made.dataloader)
-    for made.step in range(1, made.config.training.steps + 1):
+    for step in range(1, made.config.training.steps + 1):
+        made.step = step
         made.train_step(batches)
     made.close()
     return found
@@ -69,7 +70,9 @@ def main(kind: str) -> dict[str, Any]:
         for name, layout in FAKE.items():
             for topology in TOPOLOGIES:
                 made = trainer(topology, layout, fake=True)
-                local = sum((p.to_local() if hasattr(p, "to_local") else p).numel() for p in made.model_parts[0].parameters())
+                local = sum(
+                    (p.to_local() if hasattr(p, "to_local") else p).numel() for p in made.model_parts[0].parameters()
+                )
                 built.setdefault(name, {})[topology] = local
                 made.close()
         return built

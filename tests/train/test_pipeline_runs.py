@@ -21,20 +21,30 @@ from .test_distributed_runs import losses, tiny_config
 from .worlds import run_world
 
 MOE = "model.moe={experts: 4, top_k: 2, expert_dim: 8}"
-ALIKE = [MOE, "train.accumulation=2", "train.ema=0.5", "evaluation.every=4", "train.steps=4", "evaluation.sequences=6"]
+ALIKE = [
+    MOE,
+    "train.micro_batch_size=2",
+    "train.ema=0.5",
+    "evaluation.every=4",
+    "train.steps=4",
+    "evaluation.sequences=6",
+]
 REFUSED = {
     "parallel.pp: 3 is not allowed; with 2 processes it takes 1, 2": ["parallel.pp=3"],
     "parallel.pp: 2 is not allowed with model.tied = true; the first stage has the embedding and the last one the "
-    "head": ["parallel.pp=2", "train.accumulation=2", "model.tied=true"],
+    "head": ["parallel.pp=2", "train.micro_batch_size=2", "model.tied=true"],
     "parallel.pp: 2 is not allowed; 4 stages take as many blocks, model.blocks = 2": [
-        "parallel.pp=2", "train.accumulation=2", "parallel.schedule=interleaved_1f1b"
+        "parallel.pp=2", "train.micro_batch_size=2", "parallel.schedule=interleaved_1f1b"
     ],
-    "train.accumulation: 1 is not allowed with parallel.pp = 2; 1f1b takes 2 micro-batches or more": ["parallel.pp=2"],
+    "train.micro_batch_size: 4 is not allowed with parallel.pp = 2; 1f1b takes 2 micro-batches or more of the 4 "
+    "samples that a process has": ["parallel.pp=2"],
+    "train.micro_batch_size: 3 is not allowed with parallel.pp = 2; micro-batches of a pipeline are equal, and 4 "
+    "samples on 1 processes of a stage are no multiple": ["parallel.pp=2", "train.micro_batch_size=3"],
     "parallel.pp: 2 is not allowed with train.parameters = 'norms'; it takes all": [
-        "parallel.pp=2", "train.accumulation=2", "train.parameters=norms"
+        "parallel.pp=2", "train.micro_batch_size=2", "train.parameters=norms"
     ],
     "parallel.pp: 2 is not allowed with evaluation.arithmetic; a pipeline gives losses only": [
-        "parallel.pp=2", "train.accumulation=2", "evaluation.arithmetic=4"
+        "parallel.pp=2", "train.micro_batch_size=2", "evaluation.arithmetic=4"
     ],
     "parallel.ep: 2 is not allowed with ddp; it takes fsdp, hsdp or tp": ["parallel.ep=2", MOE],
     "parallel.ep: 2 is not allowed for a model without experts; it takes 1": ["parallel.ep=2", "parallel.mode=fsdp"],
@@ -88,7 +98,9 @@ def test_a_pipeline_of_two_processes_runs_as_one(tmp_path):
     assert train(config, tmp_path / "one").state == "finished"
     piped = tiny_config(tmp_path, *ALIKE, f"data.validation={tmp_path / 'tokens.npy'}", "parallel.pp=2")
     refused = [tiny_config(tmp_path, *changes) for changes in REFUSED.values()]
-    images = resolve("deit-digits", ["parallel.pp=2", "parallel.device=cpu", "train.accumulation=2"])
+    images = resolve(
+        "deit-digits", ["parallel.pp=2", "parallel.device=cpu", "train.batch_size=4", "train.micro_batch_size=2"]
+    )
     for state, sentences, there, broken in run_world(2, go_through, piped, tmp_path, refused, images, pp=2):
         assert state == "finished"
         expected = "parallel.pp: 2 is not allowed for VisionTransformer; pipelines take language models"

@@ -164,4 +164,3 @@ def small(topology: str = "siamese") -> Trainer.Config:
         metrics=MetricsProcessor.Config(log_freq=1),
         activation_checkpoint=None,
     )
-

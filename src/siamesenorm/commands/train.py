@@ -7,15 +7,10 @@ from typing import Annotated
 
 import typer
 
+from siamesenorm.commands.completion import complete_field, complete_recipe
+
 EXIT_FAILED, EXIT_DIVERGED = 1, 3
 SIGNAL_BASE = 128
-
-
-def complete_recipe(incomplete: str) -> list[str]:
-    """Names of recipes, for the shell."""
-    from siamesenorm.train.recipes import recipe_names
-
-    return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
 def train(
@@ -33,6 +28,7 @@ def train(
         typer.Argument(
             metavar="[KEY=VALUE…]",
             help="Fields to change, such as topology=pre lr=3e-3 model.blocks=8.",
+            autocompletion=complete_field,
             show_default=False,
         ),
     ] = None,
@@ -46,7 +42,10 @@ def train(
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that is there; fail if none is.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a run that is there; what decides no loss may change."),
+    ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, removing what the run has written.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how long it would take and in how much memory; write nothing.")
@@ -75,7 +74,7 @@ def train(
     except ConfigError as error:
         refuse(str(error))  # other processes need not wait for this one
         raise
-    folder = run or default_folder(recipe, overrides or [])
+    folder = run or default_folder(recipe, overrides or [], resume)
     console = Console(stderr=True)
     if dry_run:
         from siamesenorm.train.dry_run import estimate

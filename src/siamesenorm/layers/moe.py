@@ -191,7 +191,8 @@ class MoE(nn.Module):
             p = log_p.exp()
             slots = counts.to(p.dtype)
             if self.mean is not None and self.training:
-                slots = self.mean(slots)
+                shared = self.mean(torch.cat([slots, slots.new_full((1,), tokens)]))
+                slots = shared[:-1] * (tokens / shared[-1])  # of all, as many as there are tokens here
             balance = p.sum(0).dot(slots) * (self.experts / (tokens * tokens * self.top_k))
             log_total = logits[:, 0] - log_p[:, 0]  # logsumexp, which log_softmax has computed already
             z = log_total.dot(log_total) / tokens

@@ -36,7 +36,8 @@ from siamesenorm.train import checkpoint_folder
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import shown
-from siamesenorm.train.recipes import differing_field, load_recipe, parse_config
+from siamesenorm.train.recipes import load_recipe, parse_config
+from siamesenorm.train.resuming import refused_change
 from siamesenorm.train.yaml import write_yaml
 
 CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
@@ -126,8 +127,11 @@ class RunFolder:
         except DataError:
             return None
 
-    def check(self, config: RunConfig, mode: Mode) -> None:
-        """Raise if this configuration cannot be run here in this mode; writes nothing."""
+    def check(self, config: RunConfig, mode: Mode, at: int | None = None) -> None:
+        """Raise if this configuration cannot be run here in this mode; writes nothing.
+
+        at: the step that the run is to go on from; by default that of its newest checkpoint.
+        """
         try:
             is_file = self.path.exists() and not self.path.is_dir()
             empty = not self.path.is_dir() or not any(name != LOCK for name in os.listdir(self.path))
@@ -145,13 +149,18 @@ class RunFolder:
         self._check_names()
         if mode == "restart":
             return
-        difference = differing_field(self.config().decisive(), config.decisive())
-        if difference is not None:
-            field, there, here = difference
+        problem = refused_change(self.config(), config, self.done() if at is None else at)
+        if problem is not None:
             raise ConfigError(
-                f"run: {str(self.path)!r} holds another run, whose {field} is {shown(there)} instead of {shown(here)}; "
+                f"run: {str(self.path)!r} holds another run, whose {problem}; "
                 f"give another --run, or --restart to begin anew"
             )
+
+    def done(self) -> int:
+        """Steps that need not be done again: those of the newest checkpoint."""
+        folder = self.path / CHECKPOINTS
+        found, _ = checkpoint_folder.CheckpointFolder(folder, keep=1).candidates() if folder.is_dir() else ([], [])
+        return found[0][1].step if found else 0
 
     def _check_names(self) -> None:
         """Raise if something else has the name of the run's own files and folders, or its configuration is none."""

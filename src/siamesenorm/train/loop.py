@@ -11,6 +11,7 @@ import functools
 import math
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
 from siamesenorm.train.progress import check_progress
 from siamesenorm.train.recorder import Recorder
+from siamesenorm.train.resuming import changes
 from siamesenorm.train.starting import starting_weights
 from siamesenorm.train.trackers import check_trackers
 from siamesenorm.train.weights import check_weights
@@ -74,7 +76,8 @@ def train(
         config = world.agree(lambda: in_steps(config))
         world.agree_with_main(lambda: _check(run, config, mode))
         done = world.from_main(run.status() if run.exists and mode != "restart" else {})
-        if done.get("state") in ("finished", "diverged"):
+        longer = done.get("state") == "finished" and done.get("step", 0) < config.steps
+        if done.get("state") in ("finished", "diverged") and not longer:
             world.agree_with_main(lambda: check_weights(run) if (run.path / WEIGHTS).is_file() else None)
             return _finished(run, done)
         with contextlib.ExitStack() as stack:
@@ -91,9 +94,10 @@ def train(
                 config, task, world, starting
             )  # finds what does not fit model or world, before anything is written
             stack.callback(engine.close)
+            changed = changes(run.config(), config) if world.is_main and run.exists and mode != "restart" else []
             world.agree_with_main(lambda: run.begin(config, mode))
             world.agree_with_main(lambda: facts.begin(anew=mode == "restart"))
-            loop = Loop(engine, run, display or QuietDisplay())
+            loop = Loop(engine, run, display or QuietDisplay(), changed)
             stack.callback(loop.close)
             result = loop.run()
             if world.is_main:
@@ -130,8 +134,10 @@ def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
 class Loop:
     """One process's part of a run."""
 
-    def __init__(self, engine: Engine, run: RunFolder, display: Display) -> None:
+    def __init__(self, engine: Engine, run: RunFolder, display: Display, changed: Sequence[str] = ()) -> None:
         config, task, world = engine.config, engine.task, engine.world
+        self.changed = changed
+        """What is not as it was when the run was begun or last resumed."""
         self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
         self.recorder = world.agree(lambda: Recorder(config, task, run, world, display))
         chance_loss = world.agree(task.chance_loss)
@@ -160,6 +166,10 @@ class Loop:
         self.world.agree(lambda: self._status("running"))
         for note in self.config.notes if self.step == 0 else ():
             self._note("recipe", note)
+        for words in self.changed:
+            self._note("changed", words)
+        if self.engine.micro.count > 1:
+            self._note("micro_batch", self.engine.micro.sentence())
         if self.config.train.parameters != "all":
             self._note("parameters", self.engine.trained.sentence(self.config.train.parameters))
         for sentence in self.task.notes():

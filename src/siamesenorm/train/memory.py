@@ -28,7 +28,7 @@ class Need(NamedTuple):
 
 
 def check_memory(config: RunConfig, task: Task, world: World) -> None:
-    """Raise if weights and optimiser, or one step's batch, cannot fit."""
+    """Raise if weights and optimiser, or a micro-batch, cannot fit."""
     room = free_memory(world.device, sharing(world))
     if room is None:
         return
@@ -40,21 +40,28 @@ def check_memory(config: RunConfig, task: Task, world: World) -> None:
         )
     if need.state + need.batch > room.size:
         raise ConfigError(
-            f"train.batch_size: {config.train.batch_size} is not allowed here; one part of the batch needs "
+            f"train.batch_size: {config.train.batch_size} is not allowed here; a micro-batch needs "
             f"{gib(need.batch)} beside the model's {gib(need.state)}, and {room}; "
-            f"raise train.accumulation, or lower batch_size or sequence_length"
+            f"lower train.micro_batch_size, or batch_size or sequence_length"
         )
 
 
-def least_memory(config: RunConfig, task: Task, world: World) -> Need:
-    """A lower bound for one process."""
+def least_memory(config: RunConfig, task: Task, world: World, micro: int | None = None) -> Need:
+    """A lower bound for the processes that share the memory.
+
+    micro: samples that one computes at a time; default: as the configuration has it, 1 where it chooses by this.
+    """
     beside = TRAINED[config.optimizer.kind] - 1 + (config.train.ema is not None)
     copies = 1 + beside * share_of(config, task.model_of)
     shards = world.size if world.mode in ("fsdp", "tp") else world.group * world.pp
     here = sharing(world)
     samples = config.train.batch_size / world.data_size
+    if micro is None:
+        wish = config.train.micro_batch_size
+        micro = 1 if wish == "auto" else wish
+    at_once = samples if micro is None else min(micro, samples)
     activations = task.least_activations(config.train.activation_checkpointing != "none")
-    batch = samples / config.train.accumulation * activations * FLOAT + samples * task.units_per_sample * 16
+    batch = at_once * activations * FLOAT + samples * task.units_per_sample * 16
     return Need(here * copies * FLOAT * task.parameters / shards, here * batch)
 
 

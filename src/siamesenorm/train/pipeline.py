@@ -236,9 +236,12 @@ def output_of(values: Tensor, model: LanguageModel) -> LMOutput:
     return LMOutput(values.new_empty(0), loss=loss, experts=experts, cross_entropy=cross_entropy)
 
 
-def check_pipeline(config: RunConfig, world: World) -> None:
-    """Raise where a run asks for what pipelines do not have; nothing is made yet."""
-    pp, schedule, parts = world.pp, config.parallel.schedule, config.train.accumulation
+def check_pipeline(config: RunConfig, world: World, size: int, count: int) -> None:
+    """Raise where a run asks for what pipelines do not have; nothing is made yet.
+
+    size, count: of the micro-batches of a process.
+    """
+    pp, schedule, batch = world.pp, config.parallel.schedule, config.train.batch_size
     if config.train.parameters != "all":
         raise ConfigError(
             f"parallel.pp: {pp} is not allowed with train.parameters = {config.train.parameters!r}; it takes all"
@@ -246,13 +249,19 @@ def check_pipeline(config: RunConfig, world: World) -> None:
     for name in ("arithmetic", "lm_eval"):
         if getattr(config.evaluation, name, None):
             raise ConfigError(f"parallel.pp: {pp} is not allowed with evaluation.{name}; a pipeline gives losses only")
-    if schedule == "1f1b" and parts < pp:
+    if batch != size * count * world.data_size:
         raise ConfigError(
-            f"train.accumulation: {parts} is not allowed with parallel.pp = {pp}; 1f1b takes {pp} micro-batches or more"
+            f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; micro-batches of a pipeline are "
+            f"equal, and {batch} samples on {world.data_size} processes of a stage are no multiple"
         )
-    rounds = max(1, parts // pp)
-    if schedule == INTERLEAVED and parts % rounds:
+    if schedule == "1f1b" and count < pp:
         raise ConfigError(
-            f"train.accumulation: {parts} is not allowed with parallel.pp = {pp}; {schedule} takes multiples of "
-            f"{rounds}"
+            f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; 1f1b takes {pp} micro-batches or "
+            f"more of the {size * count} samples that a process has"
+        )
+    rounds = max(1, count // pp)
+    if schedule == INTERLEAVED and count % rounds:
+        raise ConfigError(
+            f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; it makes {count} micro-batches, "
+            f"and {schedule} takes multiples of {rounds}"
         )

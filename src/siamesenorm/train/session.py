@@ -53,10 +53,10 @@ def _console() -> Any:
     return Console(stderr=True)
 
 
-def default_folder(recipe: str, overrides: Sequence[str]) -> Path:
-    """A folder of the command's own; the run itself where nothing but its folder is given, which goes on with it."""
+def default_folder(recipe: str, overrides: Sequence[str], resume: bool = False) -> Path:
+    """A folder of the command's own; the run itself where it is resumed, or nothing but its folder is given."""
     path = Path(recipe)
-    return path if path.is_dir() and not overrides else Path("runs") / folder_name(recipe, overrides)
+    return path if path.is_dir() and (resume or not overrides) else Path("runs") / folder_name(recipe, overrides)
 
 
 def folder_name(recipe: str, overrides: Sequence[str]) -> str:
