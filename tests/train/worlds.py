@@ -30,7 +30,7 @@ PRELOADED = ["siamesenorm.train.loop", "siamesenorm.train.parallel", "siamesenor
 
 
 def run_world(
-    size: int, work: Callable[..., Any], *args: Any, mode: str = "ddp", group: int | None = None
+    size: int, work: Callable[..., Any], *args: Any, mode: str = "ddp", group: int | None = None, pp: int = 1
 ) -> list[Any]:
     """``work(world, *args)`` in every process of a world; what each returned, in order of rank.
 
@@ -39,7 +39,7 @@ def run_world(
     server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # the system chooses the port
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    parallel = ParallelConfig(mode=mode, group=group, device="cpu", timeout=PATIENCE)  # type: ignore[arg-type]
+    parallel = ParallelConfig(mode=mode, group=group, pp=pp, device="cpu", timeout=PATIENCE)  # type: ignore[arg-type]
     processes, pipes = [], []
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)

@@ -208,6 +208,23 @@ class ParallelConfig(Section):
     group: int | None = Field(
         default=None, ge=1, description="Processes in a sharding group (hsdp) or tensor group (tp); null: a node's."
     )
+    ep: int = Field(
+        default=1,
+        ge=1,
+        description="Processes that experts are divided among, with fsdp, hsdp or tp; tokens travel by all-to-all.",
+    )
+    pp: int = Field(
+        default=1,
+        ge=1,
+        description="Groups of processes that a pipeline has, each with some of the blocks; mode spreads what a group "
+        "has. train.micro_batch_size decides the number of its micro-batches.",
+    )
+    schedule: Literal["1f1b", "gpipe", "interleaved_1f1b"] = Field(
+        default="1f1b", description="Order of a pipeline's work, as torch.distributed.pipelining has it."
+    )
+    stages: int = Field(
+        default=2, ge=2, le=64, description="Stages that a process has under interleaved_1f1b; under the others, one."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to train; auto: a GPU if any.")
     timeout: float = Field(default=600.0, gt=0, description="Seconds after which a silent process is given up.")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
-from siamesenorm.tasks.base import Batch
+from siamesenorm.tasks.base import Batch, Loss
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.checkpoint import export_weights
 from siamesenorm.train.config import RunConfig
@@ -33,6 +33,7 @@ from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.optimizer import build_optimizer, set_lr
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
 from siamesenorm.train.parameters import choose_parameters, has_lora, start_factors
+from siamesenorm.train.pipeline import Pipeline, check_pipeline
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import share_of_peak
 from siamesenorm.train.starting import Starting
@@ -83,12 +84,20 @@ class Engine:
     def __init__(self, config: RunConfig, task: Task, world: World, starting: Starting | None = None) -> None:
         self.config, self.task, self.world = config, task, world
         self.micro = MicroBatches(config, task, world)
+        if world.pp > 1:
+            check_pipeline(config, world, self.micro.size, self.micro.count)
         self.precision = Precision(config.train, world.device)
         model = world.agree(self._build_model)
         wish = config.train.compile
         self.compiled = compile_pays(world.device, config.steps) if wish is None else wish
         self.model: nn.Module = apply_parallelism(
-            model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=self.compiled
+            model,
+            world,
+            dtype=self.precision.gathered,
+            seed=config.train.seed,
+            compiled=self.compiled,
+            schedule=config.parallel.schedule,
+            stages=config.parallel.stages,
         )
         start_factors(self.model, config.train.seed)
         if starting is not None:
@@ -168,15 +177,26 @@ class Engine:
         parts, rows = self.micro.split(self.batch)
         shares = self._shares(parts, rows)
         sums: dict[str, Tensor] = {}
+        for loss, share in zip(self._losses(parts, shares), shares, strict=True):
+            for name, value in loss.metrics.items():
+                scaled = value.to(torch.float32) * share
+                sums[name] = sums[name] + scaled if name in sums else scaled
+        return sums
+
+    def _losses(self, parts: list[Batch], shares: Sequence[float | Tensor]) -> Iterator[Loss]:
+        """Losses of the parts, whose gradients are made on the way."""
+        if isinstance(self.model, Pipeline):
+            with self.precision.autocast():
+                outputs = self.model.gradients(self.batch, shares, self.precision.scaled)
+            for part, output in zip(parts, outputs, strict=True):
+                yield self.task.loss(lambda *args, output=output, **kwargs: output, part)  # type: ignore[arg-type]
+            return
         for number, (part, share) in enumerate(zip(parts, shares, strict=True), start=1):
             with gradient_sync(self.model, number == len(parts)):
                 with self.precision.autocast():
                     loss = self.task.loss(self.model, part)
                 self.precision.backward(loss.total * share)
-            for name, value in loss.metrics.items():
-                scaled = value.to(torch.float32) * share
-                sums[name] = sums[name] + scaled if name in sums else scaled
-        return sums
+            yield loss
 
     def apply(self, step: int) -> None:
         """The optimiser's step with the gradients as they are; none where it runs ahead and has halted."""
@@ -199,7 +219,8 @@ class Engine:
 
     def _seed(self, step: int) -> None:
         """What is random in a step depends on the seed, the step and the process: there is no state to save."""
-        mixed = (self.config.train.seed * MIXER + step * 2**16 + self.world.data_rank) % 2**63
+        place = self.world.data_rank + self.world.stage * 2**48
+        mixed = (self.config.train.seed * MIXER + step * 2**16 + place) % 2**63
         torch.manual_seed(mixed)
 
     def _to_device(self, batch: Batch) -> Batch:

@@ -78,7 +78,7 @@ def least_memory(config: RunConfig, task: Task, world: World, micro: int | None 
     """
     beside = TRAINED[config.optimizer.kind] - 1 + (config.train.ema is not None)
     copies = 1 + beside * share_of(config, task.model_of)
-    shards = world.size if world.mode in ("fsdp", "tp") else world.group if world.mode == "hsdp" else 1
+    shards = world.size if world.mode in ("fsdp", "tp") else world.group * world.pp
     here = sharing(world)
     samples = config.train.batch_size / world.data_size
     at_once = min(samples, layout_of(config, world, micro).micro_batch)

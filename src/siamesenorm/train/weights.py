@@ -19,6 +19,7 @@ from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import STATUS, WEIGHTS, RunFolder
 from siamesenorm.train.layout import row_orders, unwrap, usual_rows, whole
 from siamesenorm.train.manifest import Entry, check
+from siamesenorm.train.pipeline import Pipeline
 from siamesenorm.train.training_state import model_tensors
 
 log = logging.getLogger("siamesenorm")
@@ -35,14 +36,12 @@ def gather_weights(
     tensors: others under the same names, such as averaged weights, in place of the model's. Every process must
     call this where the model is sharded; those with ``keep=False`` help and get nothing.
     """
-    orders = dict(row_orders(model))
-    gathered = {}
-    for name, tensor in model_tensors(model).items():
-        full = whole((tensors or {}).get(name, tensor).detach())
+    weights, gathered = whole_weights(model, tensors), {}
+    for name in weights.kinds:
+        full = weights.read(name)
         if keep:
-            full = usual_rows(full, orders[name]) if name in orders else full
-            gathered[name] = full.to("cpu", copy=True).contiguous()
-    return merged(gathered, mergings(unwrap(model))) if keep else gathered
+            gathered[name] = full.clone(memory_format=torch.contiguous_format)
+    return gathered
 
 
 def export_weights(
@@ -84,8 +83,13 @@ def whole_weights(model: nn.Module, tensors: Mapping[str, Tensor] | None = None)
     factors = {name for pair in pairs.values() for name in (pair.a, pair.b)}
 
     def gathered(name: str) -> Tensor:
-        full = whole(found[name])
-        return (usual_rows(full, orders[name]) if name in orders else full).cpu()
+        full = whole(found[name]) if name in found else None
+        if name in orders and full is not None:
+            full = usual_rows(full, orders[name])
+        if isinstance(model, Pipeline):
+            full = model.everywhere(name, full)
+        assert full is not None
+        return full.cpu()
 
     @torch.no_grad()
     def read(name: str) -> Tensor:
@@ -93,7 +97,10 @@ def whole_weights(model: nn.Module, tensors: Mapping[str, Tensor] | None = None)
             return gathered(name)
         return merged({each: gathered(each) for each in (pair.weight, pair.a, pair.b)}, iter([pair]))[name]
 
-    return LazyTensors({n: Kind(t.dtype, tuple(t.shape)) for n, t in found.items() if n not in factors}, read)
+    kinds = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items() if name not in factors}
+    if isinstance(model, Pipeline):
+        kinds = {name: Kind(dtype, tuple(shape)) for name, (shape, dtype) in model.division.sizes.items()}
+    return LazyTensors(kinds, read)
 
 
 class _Counted:
