@@ -103,6 +103,7 @@ def _register() -> None:
         import_model,
         inspect,
         models,
+        plan,
         predict,
         recipes,
         report,
@@ -118,6 +119,7 @@ def _register() -> None:
     app.command()(runs.runs)
     app.command()(inspect.inspect)
     app.command()(train.train)
+    app.command()(plan.plan)
     app.command()(branch.branch)
     app.command()(recipes.recipes)
     app.command()(models.models)

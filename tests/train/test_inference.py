@@ -52,7 +52,7 @@ def test_cast_matrices_give_the_numbers_of_autocast_in_less_memory(name, precisi
     assert before - sum(parameter.nbytes for parameter in model.parameters()) == 2 * blocks > 0
 
 
-def shared(size, parts, work, together=False, split=False):
+def shared(size, parts, work, together=False):
     """What every one of several processes gets, each played in turn: first what they tell, then what they are told."""
     told, done = [[None] * size for _ in range(len(parts) + 1)], []
 
@@ -62,15 +62,14 @@ def shared(size, parts, work, together=False, split=False):
         def gather(value):
             row = told[next(calls)]
             row[rank] = value
-            return list(row) if final else [(([] if split else None), None)] * size
+            return list(row) if final else [(None, None)] * size
 
         def counted(part):
             if final:
                 done.append((rank, part))
             return work(part)
 
-        sharing = Sharing(rank, size, gather, together)
-        return sharing.split(parts, counted) if split else list(sharing.each(parts, counted))
+        return list(Sharing(rank, size, gather, together).each(parts, counted))
 
     for rank in range(size):
         play(rank, final=False)
@@ -90,8 +89,12 @@ def test_models_in_parts_are_passed_equally_often():
 
 
 def test_lists_are_dealt_out_and_put_together_again():
-    results, _ = shared(2, list("abcde"), lambda mine: [letter * 2 for letter in mine], split=True)
-    assert results == [["aa", "bb", "cc", "dd", "ee"]] * 2
+    parts = [(["aa", "cc", "ee"], None), (["bb", "dd"], None)]
+    for rank in range(2):
+        told = []
+        sharing = Sharing(rank, 2, lambda value, told=told: told.append(value) or parts)
+        assert sharing.split("abcde", lambda mine: [letter * 2 for letter in mine]) == ["aa", "bb", "cc", "dd", "ee"]
+        assert told == [parts[rank]]
 
 
 def test_what_one_process_cannot_do_ends_all():
@@ -106,7 +109,7 @@ def test_what_one_process_cannot_do_ends_all():
 
 def test_devices_and_precisions_that_are_not_there():
     assert find_device("cpu", Place(rank=1, size=2, local_rank=1, local_size=2)) == torch.device("cpu")
-    for name, size, words in (("abacus", 1, "'abacus' cannot be used here"), ("cuda:0", 2, "'cuda:0' is one for 2")):
+    for name, size, words in (("abacus", 1, "'abacus' cannot be used here"), ("cuda:0", 2, "'cuda:0' is one device")):
         with pytest.raises(ConfigError, match=words):
             find_device(name, Place(size=size))
     with (

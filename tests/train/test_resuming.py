@@ -1,5 +1,8 @@
 """Resuming with other fields: those that decide no loss may change and that is said; others are refused by name."""
 
+import json
+import re
+
 import pytest
 
 from siamesenorm.lab.grid import fingerprint
@@ -7,7 +10,7 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import fields_of
 from siamesenorm.train.folder import RunFolder
-from siamesenorm.train.loop import train
+from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import config_class, parse_config, resolve
 from siamesenorm.train.resuming import changes, refused_change
 from siamesenorm.train.schedule import share_of_peak
@@ -29,8 +32,6 @@ CHANGED = (
 
 
 def events(folder, kind):
-    import json
-
     found = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
     return [event["message"] for event in found if event["event"] == kind]
 
@@ -127,3 +128,42 @@ def test_runs_of_earlier_versions_are_read(parts, size):
     assert config.decisive() == tiny().decisive()
     with pytest.raises(ConfigError, match=r"train\.accumulation = 0 is not allowed; it follows from"):
         parse_config({**values, "train": {**values["train"], "accumulation": 0}})
+
+
+def steps_of(folder):
+    return sorted(int(re.findall(r"\d+", path.name)[0]) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def test_a_run_goes_back_to_an_older_checkpoint_and_loses_nothing(tmp_path, monkeypatch):
+    """Permanent checkpoints outlive the newest; metrics behind the step are kept aside, whenever it is killed."""
+    config = tiny("checkpoint.every=3", "checkpoint.keep=1", "checkpoint.permanent=4")
+    train(config, tmp_path)
+    assert steps_of(tmp_path) == [4, 8, 12]
+    before, lines = losses(tmp_path), (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    with pytest.raises(ConfigError, match=r"--at: 3 is not allowed; .* it takes one of 4, 8, 12"):
+        train(config, tmp_path, at=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_go_on_from", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))  # killed here
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path, at=4)
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines)
+    assert train(config, tmp_path, at=4).state == "finished"
+    assert losses(tmp_path) == before
+    kept = [path.read_text() for path in (tmp_path / "aside").iterdir()]
+    assert kept == ["".join(lines[4:])] * 2
+    assert [message for message in events(tmp_path, "resumed") if "went back to step 4" in message]
+    train(config, tmp_path, mode="restart")
+    assert not (tmp_path / "aside").exists()
+
+
+def test_what_is_killed_behind_a_return_goes_on_from_there(tmp_path, monkeypatch):
+    config = tiny("checkpoint.permanent=4")
+    train(config, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "take_step", lambda loop: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path, at=4)
+    assert max(losses(tmp_path)) == 4
+    assert train(config, tmp_path).state == "finished"
+    assert max(losses(tmp_path)) == 12
+    assert "resumed at step 4" in events(tmp_path, "resumed")

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import zipfile
 from abc import ABC, abstractmethod
@@ -28,7 +29,7 @@ from siamesenorm.data.images.folder import folder_name
 from siamesenorm.data.images.pictures import decode
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_object
-from siamesenorm.data.removal import hidden_names, remove_entries, remove_tree
+from siamesenorm.data.removal import LONGEST, hidden_names, remove_entries, remove_tree
 from siamesenorm.tasks.diffusion.pictures import Images, save_png
 from siamesenorm.train.errors import ConfigError
 
@@ -74,6 +75,7 @@ class SampleFiles(ABC):
                 self._compare(settings)
             else:
                 write_json(self.folder / RECORD, dict(settings))
+            self.tidy()
             yield
 
     def _compare(self, settings: Mapping[str, Any]) -> None:
@@ -84,6 +86,10 @@ class SampleFiles(ABC):
                     f"--individually: {str(self.folder)!r} holds samples of {name} = {there.get(name)}, and not of "
                     f"{value}; it takes the same settings to go on, or another place"
                 )
+
+    @abstractmethod
+    def tidy(self) -> None:
+        """Remove what a killed process was writing."""
 
     @abstractmethod
     def missing(self) -> list[int]:
@@ -112,6 +118,12 @@ class SampleArchive(SampleFiles):
     def part(self, batch: int) -> Path:
         """The file of a batch."""
         return self.folder / f"{batch:05}.npy"
+
+    def tidy(self) -> None:
+        """Parts, and the archive itself."""
+        place = Path(os.path.realpath(self.target))
+        remove_entries(self.folder, re.compile(hidden_names(NUMBER)))
+        remove_entries(place.parent, re.compile(hidden_names(re.escape(place.name[:LONGEST]))))
 
     def missing(self) -> list[int]:
         """Files are whole or absent."""
@@ -158,12 +170,19 @@ class SampleFolder(SampleFiles):
         """The file of a sample."""
         return self.target / self.names[int(self.labels[number])] / f"{number:06}.png"
 
+    @property
+    def classes(self) -> set[str]:
+        """Folders of the classes that there are samples of."""
+        return {self.names[int(label)] for label in np.unique(self.labels)}
+
+    def tidy(self) -> None:
+        """Pictures."""
+        for name in self.classes:
+            remove_entries(self.target / name, LEFT)
+
     def missing(self) -> list[int]:
         """Batches of which a picture is not there."""
-        classes = {self.names[int(label)] for label in np.unique(self.labels)}
-        for name in classes:
-            remove_entries(self.target / name, LEFT)
-        there = {f"{name}/{file}" for name in classes for file in names_in(self.target / name)}
+        there = {f"{name}/{file}" for name in self.classes for file in names_in(self.target / name)}
         absent = (
             number
             for number in range(len(self.labels))

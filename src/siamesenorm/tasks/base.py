@@ -102,6 +102,11 @@ class Task(ABC):
         """The model of a configuration, without its data; for what uses a trained one."""
         raise NotImplementedError(f"the task {cls.name} makes no model without its data")
 
+    @classmethod
+    def sample_loss(cls, config: Any, model: nn.Module, rows: int) -> Tensor:
+        """The loss of so many samples that are all alike, made where tensors are made now: to see what a step takes."""
+        raise NotImplementedError(f"the task {cls.name} has no samples without its data")
+
     @abstractmethod
     def build_model(self) -> nn.Module:
         """The model with its first weights."""

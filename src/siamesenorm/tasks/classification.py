@@ -114,6 +114,15 @@ class ClassificationTask(ImageTask):
             )
         return plain if data.augment == "none" else Shift(plain, data.shift, data.flip)
 
+    @classmethod
+    def sample_loss(cls, config: Any, model: nn.Module, rows: int) -> Tensor:
+        """Of images of the first class; a teacher is not asked."""
+        shape = (rows, config.model.channels, *config.model.image_shape)
+        output: Tensor | tuple[Tensor, Tensor] = model(torch.zeros(shape))
+        both = output if isinstance(output, tuple) else (output,)
+        target = torch.zeros(rows, dtype=torch.long)
+        return torch.stack([F.cross_entropy(logits, target) for logits in both]).sum()
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Cross-entropy with the labels, mixed and smoothed where asked for, and with the teacher's answer."""
         images, target = batch["image"], batch["label"]

@@ -20,6 +20,7 @@ from siamesenorm.data.tokens import Tokens
 from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
 from siamesenorm.models.lm.counts import activations_of_token, flops_of_token
+from siamesenorm.residual.kernels.eager import planned
 from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.language_config import LanguageEvaluationConfig, TextDataConfig
@@ -126,6 +127,14 @@ class LanguageTask(Task):
     def model_of(cls, config: Any) -> LanguageModel:
         """The language model of a configuration."""
         return LanguageModel(config.model)
+
+    @classmethod
+    def sample_loss(cls, config: Any, model: nn.Module, rows: int) -> Tensor:
+        """Of sequences of one document, all tokens of which count."""
+        ids = torch.zeros(rows, config.data.sequence_length, dtype=torch.long)
+        masked = config.data.document_masking and planned() != "cuda"  # a GPU's kernel needs no mask in memory
+        loss: Tensor = model(ids, labels=ids, document_ids=ids if masked else None).loss
+        return loss
 
     def build_model(self) -> nn.Module:
         """A language model with its first weights."""

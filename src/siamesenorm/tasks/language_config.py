@@ -54,7 +54,7 @@ class LanguageEvaluationConfig(Section):
     every: int | None = Field(default=1000, ge=1, description="Steps between evaluations, also at the end; null: none.")
     sequences: int | None = Field(default=None, ge=1, description="Sequences of each held-out text; null: all.")
     at_once: int | None = Field(
-        default=None, ge=1, description="Sequences that a rank takes at a time; null: as in training."
+        default=None, ge=1, description="Sequences that a rank takes at a time; null: up to 16384 tokens of them."
     )
     arithmetic: int = Field(default=0, ge=0, le=10**6, description="Four-choice arithmetic questions; 0: none.")
     shots: int = Field(default=0, ge=0, le=64, description="Solved problems that stand before each question.")

@@ -121,6 +121,10 @@ class StepsConfig(Section):
         "lora+residual.",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Decides first weights, the order of data and dropout.")
+    memory_check: Annotated[bool, HOW] = Field(
+        default=True,
+        description="Whether a run that would not fit into memory, as siamesenorm plan counts, is refused.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -174,6 +178,9 @@ class CheckpointConfig(Section):
         default=1000, ge=1, description="Steps between checkpoints; null: only at the end and when interrupted."
     )
     keep: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
+    permanent: int | None = Field(
+        default=None, ge=1, description="Steps between checkpoints that are never removed; null: there are none."
+    )
 
 
 class LoggingConfig(Section):

@@ -6,6 +6,7 @@ metrics.jsonl          a line for every step and one for every evaluation
 cell.json              cost, command, versions, machine, hashes of the data
 events.jsonl           what happened: started, resumed, spikes, rollbacks, damaged checkpoints
 checkpoints/           training state
+aside/                 metrics of steps that a return to an older checkpoint (``--at``) has left behind
 graft.json             the certificate of a run that began as another one in another topology
 weights.safetensors    at the end, beside tokenizer.json, or images.json, evaluation.json and confusion.csv
 """
@@ -42,6 +43,7 @@ from siamesenorm.train.yaml import write_yaml
 
 CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
 FACTS = "cell.json"
+LEFT_METRICS = r"metrics-\d+-\d+(?:-\d+)?\.jsonl"
 CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
 GRAFT = "graft.json"
 EXTRAS = (
@@ -54,7 +56,12 @@ EXTRAS = (
     GRAFT,
 )
 FILES = (STATUS, METRICS, EVENTS, FACTS, WEIGHTS, *EXTRAS)
-FOLDERS = {CHECKPOINTS: checkpoint_folder.MADE, TENSORBOARD: re.compile(r"events\.out\.tfevents\..+")}
+ASIDE = "aside"
+FOLDERS = {
+    CHECKPOINTS: checkpoint_folder.MADE,
+    TENSORBOARD: re.compile(r"events\.out\.tfevents\..+"),
+    ASIDE: re.compile(rf"{LEFT_METRICS}|{hidden_names(LEFT_METRICS)}"),
+}
 OWN = (*FILES, *FOLDERS)
 """What --restart removes; the configuration is written over."""
 LOCK = ".lock"
@@ -231,6 +238,21 @@ class RunFolder:
         line = json.dumps({"time": _now(), "step": step, "event": kind, "message": message}, ensure_ascii=False)
         with open(self.path / EVENTS, "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def keep_aside(self, step: int) -> Path | None:
+        """Copy the metrics behind a step to where they stay; None where there are none."""
+        behind = [(line, record["step"]) for line, record in read_lines(self.path / METRICS) if record["step"] > step]
+        if not behind:
+            return None
+        folder = self.path / ASIDE
+        folder.mkdir(exist_ok=True)
+        name, again = f"metrics-{behind[0][1]}-{behind[-1][1]}", 2
+        place = folder / f"{name}.jsonl"
+        while place.exists():
+            place, again = folder / f"{name}-{again}.jsonl", again + 1
+        with whole_file(place) as file:
+            file.write("".join(line for line, _ in behind).encode())
+        return place
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -111,9 +111,7 @@ def find_device(name: str | None, process: Place) -> torch.device:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         if process.size > 1 and device.type != "cpu":
             if device.index is not None:
-                raise ConfigError(
-                    f"device: {name!r} is not allowed for {process.size} processes; it takes {device.type}"
-                )
+                raise ConfigError(f"device: {name!r} is one device for {process.size} processes; give {device.type}")
             device = torch.device(device.type, process.local_rank)
         torch.empty(1, device=device).tolist()
     except (RuntimeError, AssertionError, NotImplementedError):

@@ -12,10 +12,10 @@ from siamesenorm.tasks.base import Batch
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.memory import free_memory, least_memory, sharing
+from siamesenorm.train.memory import AMPLE, free_memory, least_memory, memory_need, sharing
 
-FILLED = 0.7
-"""Share of the free memory that ``auto`` fills by an estimate from below."""
+FILLED = 0.9
+"""Share of the free memory that ``auto`` fills, as `siamesenorm.train.planning` counts."""
 
 
 class MicroBatches:
@@ -51,7 +51,9 @@ class MicroBatches:
         """As many samples as are estimated to fit, in equal parts where these are not much smaller."""
         room, least = free_memory(world.device, sharing(world)), 2 if task.mixes_pairs else 1
         fits = self.share
-        while room is not None and fits > least and sum(least_memory(config, task, world, fits)) > FILLED * room.size:
+        if room is None or AMPLE * sum(least_memory(config, task, world, fits)) < room.size:
+            return fits
+        while fits > least and sum(memory_need(config, task, world, fits)) > FILLED * room.size:
             fits = max(least, fits // 2 // least * least)
         equal = max(size for size in range(1, fits + 1) if self.share % size == 0)
         return equal if equal % least == 0 and 2 * equal > fits else fits

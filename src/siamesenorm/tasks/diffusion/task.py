@@ -109,6 +109,14 @@ class DiffusionTask(ImageTask):
         check_shape(images, source, config.model)
         return images
 
+    @classmethod
+    def sample_loss(cls, config: Any, model: nn.Module, rows: int) -> Tensor:
+        """Of images and noise of the model's size."""
+        c: DiTConfig = config.model
+        image = torch.zeros(rows, c.channels, c.input_size, c.input_size)
+        label, time = torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
+        return process_of(config).losses(model, image, label, torch.zeros_like(image), time).total.mean()
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Mean squared error of the prediction, and the bound's term where variances are learnt."""
         losses = self.process.losses(model, batch["image"], batch["label"], batch["noise"], batch["time"])
