@@ -44,6 +44,8 @@ def with_(path, value):
         ("name", "Two words", "name: "),
         ("sizes.small", 3, "sizes.small: 3 is not allowed; it takes the fields set"),
         ("parts.0.speed", 3, "unknown field 'speed'"),
+        ("arms", {"pre": "pre", "a/b": "post"}, "arms: the name 'a/b' is not allowed; it takes up to 40 letters"),
+        ("parts.0.name", "a\n| b", "is not allowed; it takes words on one line"),
         ("colour", "red", "unknown field 'colour'"),
     ],
 )

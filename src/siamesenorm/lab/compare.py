@@ -106,7 +106,8 @@ def make_grid(
 
     source: what all runs go on from, grafted to the topologies; the grafts lie in the folder `out`.
     """
-    name = RECIPE if recipe is None else recipe
+    usual = preset.recipe if preset is not None and preset.recipe is not None else RECIPE
+    name = usual if recipe is None else recipe
     fixed = [] if data is None else [f"data.train={json.dumps([str(data)])}"]
     axes = []
     if optimizers:

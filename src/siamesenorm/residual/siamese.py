@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import InitRule, Link, Step, SublayerNeeds, Topology
-from siamesenorm.residual.depth import depth_factor
+from siamesenorm.residual.depth import DEPTH_SCALES, DepthScaling, depth_factor
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.flow import Streams
@@ -33,12 +33,6 @@ from siamesenorm.residual.pre import PreLink, RawLink
 from siamesenorm.residual.summands import Sum
 
 Pair = tuple[Streams, Streams]
-DepthScaling = Literal["none", "sqrt(2(l+1))", "sqrt(l+1)"]
-DEPTH_SCALES: dict[str, Callable[[float], float]] = {
-    "none": lambda l: 1.0,
-    "sqrt(2(l+1))": lambda l: (2 * (l + 1)) ** 0.5,
-    "sqrt(l+1)": lambda l: (l + 1) ** 0.5,
-}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ Every row of the plan stands there from the beginning; what has not been run say
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -42,7 +44,7 @@ def page_of(study: Study, result: StudyResult, drawn: Sequence[str] = ()) -> str
     state = "complete" if done == of else f"**partial: {done:,} of {of:,} runs are done**"
     origin = f"This page is {state}; `siamesenorm study` writes it from [its records]({LEDGER})."
     if first is not None:
-        origin += f" The next to be run is “{first.part.name}”."
+        origin += f" The part that comes next is “{first.part.name}”, {first.done} of {first.of} runs."
     lines = [f"# Study: {plan.name}", "", plan.about, "", _sentence(plan, result.parts[0]), "", origin, ""]
     lines += [f"## {result.parts[0].part.name}", "", *main_table(plan, result.parts[0]), ""]
     alt = {DIFFERENCES: "Differences from the baseline with intervals", TRIED: "Best number by configurations tried"}
@@ -91,7 +93,7 @@ def _method(study: Study, result: StudyResult) -> list[str]:
         else f"`{name}` one of {', '.join(map(str, draw.choices))}"
         for name, draw in plan.search.space.items()
     )
-    machines = sorted({record.machine for record in study.records.values()})
+    machines = sorted({re.sub(r"[^\w .@()+-]+", " ", record.machine)[:80] for record in study.records.values()})
     lines = [
         f"- The plan was written before the runs: [{COPY}]({COPY}), SHA-256 of its content "
         f"`{study.file.digest[:16]}…`, {'not run yet' if first is None else f'first run {first.when}'}.",
@@ -123,7 +125,7 @@ def _challenge(study: Study) -> list[str]:
         "Any line of the records can be run again by its `cell`; both numbers are then printed side by side:",
         "",
         "```bash",
-        f"siamesenorm study {study.path.as_posix()} --challenge {cell}",
+        f"siamesenorm study {Path(os.path.relpath(study.path)).as_posix()} --challenge {cell}",
         "```",
         "",
         "If yours differs by more than the spread of seeds, open an issue with what the command printed: the line of "

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ DECIDED = (TOPOLOGY, OPTIMIZER, SEED)
 """Fields that arms, parts and seeds decide; nothing else may set them."""
 DIGITS = 3
 """Of a number that is drawn."""
+NAME, TITLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,39}"), re.compile(r"[^\x00-\x1f\x7f|`<>]+")
+"""Names that go into titles and folders, and words that go into tables."""
 MOST = 4096
 """Configurations, seeds or parts; more are a slip of the finger."""
 
@@ -220,8 +223,20 @@ class Plan(Section):
             raise ValueError(
                 f"seeds: {self.search.run_seed} is not allowed; the seed of the search is none of those compared"
             )
+        self._check_names()
         self._check_fields()
         return self
+
+    def _check_names(self) -> None:
+        for where, names in (("arms", self.arms), ("corpora", self.corpora), ("sizes", self.sizes)):
+            for name in names:
+                if not NAME.fullmatch(name):
+                    raise ValueError(
+                        f"{where}: the name {shown(name)} is not allowed; it takes up to 40 letters, digits and _ . + -"
+                    )
+        for part in self.parts:
+            if not TITLE.fullmatch(part.name):
+                raise ValueError(f"parts: the name {shown(part.name)} is not allowed; it takes words on one line")
 
     def _check_fields(self) -> None:
         sections = {"set": self.set, "search.space": self.search.space}

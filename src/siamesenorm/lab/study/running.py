@@ -223,8 +223,9 @@ def run_study(
     waiting = [part for part in chosen if study.missing(part, only)]
     provenance = {**origin(), "data": check_data(study, waiting)}
     outcome = Outcome(complete=True)
-    for sentence in study.changed if console is not None else ():
-        console.print(f"The plan was changed: {sentence}.", style="dim", markup=False)
+    if console is not None:
+        for sentence in study.changed:
+            console.print(f"The plan was changed: {sentence}.", style="dim", markup=False)
     with _begun(study):
         for part in waiting:
             tried: set[str] = set()
