@@ -38,7 +38,7 @@ PARTS: dict[str, list[str]] = {
     "lora": ["--topologies", "pre,siamese", "--lrs", "1e-3", "--parameters", "lora+residual"],
 }
 """Options of `compare`; what one part shares with another is run once."""
-KEPT = ("topology", "lr", "seed", "parameters", "state", "loss", "steps")
+KEPT = ("topology", "parameters", "lr", "seed", "state", "step", "evaluation.loss", "processor_seconds")
 
 
 def main() -> None:
@@ -92,6 +92,7 @@ def figures(runs: Path, text: Path) -> dict[str, Any]:
             for graft in grafts
             for topology, found in graft["certificates"].items()
         },
+        "verdict": report["verdict"],
         "runs": [{name: row[name] for name in KEPT if name in row} for row in report["runs"]],
     }
 
