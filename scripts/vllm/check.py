@@ -59,6 +59,7 @@ def models() -> Iterator[tuple[str, dict[str, Any]]]:
     for topology in (*TOPOLOGIES, "siamese:form=hybrid_pre", "siamese:form=plain", "attnres:blocks=0"):
         yield topology, {"topology": topology, "kv_heads": 2}
     yield "reordered+qk", {"topology": "reordered", "qk_norm": "projection"}
+    yield "narrow heads", {"topology": "siamese", "heads": 8, "kv_heads": 4}  # 16 features, which no kernel has
     yield "window", {"topology": "siamese", "window": 8}
     yield "window+full", {"topology": "siamese", "window": 8, "full_every": 2, "window_rope_theta": 1e3}
     yield "biased", {"topology": "pre", "bias": True, "norm": "layer", "learned_positions": True, "activation": "gelu"}
@@ -71,7 +72,7 @@ def models() -> Iterator[tuple[str, dict[str, Any]]]:
 def write_model(folder: Path, name: str, fields: dict[str, Any]) -> None:
     """A model with random weights, and what it says to the prompts."""
     torch.manual_seed(0)
-    model = LanguageModel(LMConfig(**SIZES, **fields), seed=0).eval()
+    model = LanguageModel(LMConfig(**{**SIZES, **fields}), seed=0).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # what starts at 0 or 1 is to be seen too
             parameter.add_(torch.randn_like(parameter) * 0.05)

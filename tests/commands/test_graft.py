@@ -1,6 +1,8 @@
 """``siamesenorm graft``: another topology, the same function, with a certificate in words and as a file."""
 
+import copy
 import json
+import math
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 from siamesenorm.cli import main
 from siamesenorm.interop.huggingface import SiameseNormForCausalLM, export
 from siamesenorm.models.lm import LanguageModel, LMConfig
+from siamesenorm.models.lm.grafting import compare_predictions
 from siamesenorm.residual.grafts import graft_text
 from siamesenorm.residual.ramp import ramps_of
 
@@ -138,3 +141,12 @@ def test_a_norm_on_queries_and_keys_grows_in(tmp_path, capsys):
     assert "it takes head or projection" in capsys.readouterr().err
     assert main([*graft, "--overwrite", "--to", "siamese", "--ramp", "5"]) == 2
     assert "has the source's function at once" in capsys.readouterr().err
+
+
+def test_a_model_whose_predictions_are_no_numbers_agrees_with_nothing():
+    model = LanguageModel(LMConfig(**SHAPE, topology="pre"), seed=0).eval()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.residual.final_norm.weight[0] = math.nan
+    found = compare_predictions(model, other, IDS)
+    assert found.largest_kl == found.mean_kl == math.inf

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.distributed import (
@@ -17,6 +18,7 @@ from vllm.distributed import (
 from vllm.model_executor.layers.attention import Attention as PagedAttention
 from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.platforms import current_platform
 
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.mlp import GATED, MLP
@@ -34,8 +36,14 @@ class ServedAttention(Attention):
 
     def forward(self, h: Tensor, turn: Turn) -> Tensor:  # type: ignore[override]  # there is no context here
         """(1, tokens, dim) to the same."""
-        q, k, v = (heads.flatten(2).squeeze(0) for heads in self.project_and_turn(h, turn))
-        o = self.paged(q, k, v).unsqueeze(0)
+        more = self.paged.head_size - self.head_dim
+        q, k, v = (heads.squeeze(0) for heads in self.project_and_turn(h, turn))
+        if more:  # zeros change no product
+            q, k, v = (F.pad(heads, (0, more)) for heads in (q, k, v))
+        o = self.paged(q.flatten(1), k.flatten(1), v.flatten(1))
+        if more:
+            o = o.unflatten(-1, (self.heads, -1))[..., : self.head_dim].flatten(1)
+        o = o.unsqueeze(0)
         return self.out(o if self.out_norm is None else self.out_norm(o))
 
 
@@ -75,7 +83,7 @@ def divide_attention(attention: ServedAttention, dim: int, vllm: VllmConfig, win
         _gather(attention, names)
     attention.paged = PagedAttention(
         attention.heads,
-        width,
+        paged_width(width),
         width**-0.5,
         num_kv_heads=attention.kv_heads,
         cache_config=vllm.cache_config,
@@ -83,6 +91,15 @@ def divide_attention(attention: ServedAttention, dim: int, vllm: VllmConfig, win
         per_layer_sliding_window=window,
         prefix=f"{prefix}.paged",
     )
+
+
+def paged_width(width: int) -> int:
+    """The least width of heads from this one on that vLLM's attention takes."""
+    if current_platform.is_cpu():
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        return min((size for size in CPUAttentionBackend.get_supported_head_sizes() if size >= width), default=width)
+    return -(-width // 8) * 8
 
 
 def divide_mlp(mlp: MLP, vllm: VllmConfig, prefix: str) -> None:
