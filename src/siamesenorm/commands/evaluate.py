@@ -73,6 +73,7 @@ def evaluate(
         from siamesenorm.interop.errors import InteropError
         from siamesenorm.interop.perplexity import check_stride
         from siamesenorm.tasks.harness_tasks import resolve_tasks
+        from siamesenorm.train.trained import check_task
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     if output is not None:
@@ -95,6 +96,8 @@ def evaluate(
         return
     if not names and not text:
         raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both, or the folder of a run")
+    if is_run:
+        check_task(checkpoint, "language")  # before the harness reads its thousands of files
     with loading():
         harness.require_eval(tasks=bool(names))
     names = resolve_tasks(names)
