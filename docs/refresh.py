@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import sys
+import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def table() -> str:
     """Every topology, one row each."""
     rows = ["| name | update | end | streams | extra parameters | arXiv |", "|---|---|---|---|---|---|"]
     for facts in catalogue():
-        paper = f"[{facts.arxiv}](https://arxiv.org/abs/{facts.arxiv})"
+        paper = "–" if facts.arxiv == "–" else f"[{facts.arxiv}](https://arxiv.org/abs/{facts.arxiv})"
         cells = (f"`{facts.name}`", _code(facts.equation), _code(facts.end), facts.streams, str(facts.per_block), paper)
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -114,8 +115,56 @@ PARTS = {
 }
 
 
+COMPLETION = "src/siamesenorm/commands/completion.json"
+
+
+def completion() -> str:
+    """What shells complete, a line a word."""
+    from siamesenorm.commands.export import FORMATS, stock_names
+    from siamesenorm.models.families import FAMILIES
+    from siamesenorm.tasks import TASKS
+    from siamesenorm.train.fields import fields_of, values_of
+    from siamesenorm.train.recipes import config_class, load_recipe, recipe_names
+
+    def brief(text: str) -> str:
+        return textwrap.shorten(text, 70, placeholder=" …")  # typer breaks what is wider than a terminal
+
+    def choices(allowed: str) -> list[str]:
+        words = allowed.removesuffix(", or default").removeprefix("one of ").replace(" or ", ", ").split(", ")
+        return words if allowed.startswith(("one of ", "true or ")) else []
+
+    recipes = {name: load_recipe(name) for name in recipe_names()}
+    found = {
+        "topologies": {
+            facts.name: {
+                "equation": brief(facts.equation),
+                "options": {o.name: {"about": brief(o.help), "values": choices(o.allowed)} for o in facts.options},
+            }
+            for facts in catalogue()
+        },
+        "recipes": {
+            name: {"task": values["task"], "about": brief(values["about"])} for name, values in recipes.items()
+        },
+        "models": {
+            name: brief(preset.about) for family in FAMILIES.values() for name, preset in family.presets.items()
+        },
+        "exports": {**dict.fromkeys(FORMATS, ""), **dict.fromkeys(stock_names(), "an architecture of transformers")},
+        "fields": {
+            task: {
+                field.path: {"about": brief(field.info.description or ""), "values": values_of(field)}
+                for field in fields_of(config_class(task))
+                if field.section is None
+            }
+            for task in TASKS
+        },
+    }
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
 def refreshed(page: str) -> str:
     """A page's text with its generated parts written anew."""
+    if page == COMPLETION:
+        return completion()
     text = (ROOT / page).read_text(encoding="utf-8")
     for name, make in PARTS[page].items():
         part = re.search(rf"<!-- {name}: [^\n]*-->\n(.*?)<!-- end -->", text, re.DOTALL)
@@ -127,12 +176,15 @@ def refreshed(page: str) -> str:
 
 def main() -> int:
     """Write or check all pages; 1 if a check finds an old one."""
-    old = [page for page in PARTS if refreshed(page) != (ROOT / page).read_text(encoding="utf-8")]
+    pages = {page: refreshed(page) for page in (*PARTS, COMPLETION)}
+    old = [
+        page for page, text in pages.items() if not (ROOT / page).exists() or text != (ROOT / page).read_text("utf-8")
+    ]
     for page in old:
         if "--check" in sys.argv[1:]:
             print(f"{page} is out of date; run: make docs")
         else:
-            (ROOT / page).write_text(refreshed(page), encoding="utf-8")
+            (ROOT / page).write_text(pages[page], encoding="utf-8")
             print(f"wrote {page}")
     return int(bool(old) and "--check" in sys.argv[1:])
 

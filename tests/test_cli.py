@@ -294,13 +294,6 @@ def test_interrupts_are_exceptions_again_after_loading():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_topology_names_are_completed():
-    result = start(
-        _SIAMESENORM_COMPLETE="complete_bash", COMP_WORDS="siamesenorm topologies s", COMP_CWORD="2"
-    )  # as the installed bash completion calls it
-    assert result.stdout.split() == [name for name in NAMES if name.startswith("s")]
-
-
 def test_models_lists_every_preset_and_explains_one():
     from siamesenorm.models.families import FAMILIES
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from siamesenorm.commands.arguments import CommandLine
+from siamesenorm.commands.completion import complete_topology
 from siamesenorm.loading import EXIT_INTERRUPTED, loading
 from siamesenorm.refusal import say
 from siamesenorm.version import __version__
@@ -53,12 +54,6 @@ def _root(
         typer.echo(context.get_help())
 
 
-def _complete_topology(incomplete: str) -> list[tuple[str, str]]:
-    from siamesenorm.residual import TOPOLOGIES
-
-    return [(name, found.equation) for name, found in TOPOLOGIES.items() if name.startswith(incomplete)]
-
-
 @app.command()
 def topologies(
     topology: Annotated[
@@ -66,7 +61,7 @@ def topologies(
         typer.Argument(
             metavar="NAME[:OPTION=VALUE,…]",
             help="Explain this one, such as siamese or siamese:form=plain; without it, all are listed.",
-            autocompletion=_complete_topology,
+            autocompletion=complete_topology,
             show_default=False,
         ),
     ] = None,
@@ -108,19 +103,23 @@ def _register() -> None:
         import_model,
         inspect,
         models,
+        plan,
         predict,
         recipes,
         report,
         runs,
         sample,
+        study,
         train,
     )
 
     app.command()(compare.compare)
+    app.command()(study.study)
     app.command()(report.report)
     app.command()(runs.runs)
     app.command()(inspect.inspect)
     app.command()(train.train)
+    app.command()(plan.plan)
     app.command()(branch.branch)
     app.command()(recipes.recipes)
     app.command()(models.models)

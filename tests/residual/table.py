@@ -323,6 +323,7 @@ ROWS: list[Row] = [
     ),
     # states of earlier depths
     attnres("attnres", re.attnres, lambda at: 1 + (at + 1) // 2),
+    attnres("attnres:sum=true", partial(re.attnres, scale=lambda sources: sources), lambda at: 1 + (at + 1) // 2),
     attnres("attnres:blocks=2", partial(re.attnres, blocks=2), lambda at: 2),
     attnres("attnres:blocks=0", re.attnres_full, lambda at: at + 1),
     Row(

@@ -224,7 +224,7 @@ VARIANTS = {
     "completep": ["parametrization=completep", "base_width=8", "base_depth=1"],
     "everything": [
         "precision=bf16",
-        "accumulation=2",
+        "micro_batch_size=2",
         "ema=0.9",
         "topology=mhc",
         "model.moe={experts: 4, top_k: 2, expert_dim: 8}",

@@ -6,13 +6,16 @@ threads (stores, gloo, pytest-xdist) whose locks a plain fork would copy in what
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import io
 import multiprocessing
 import os
 import pickle
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -57,6 +60,33 @@ def run_world(
         assert problem is None, f"process {rank}:\n{problem}"
         assert result is not None
     return [result[0] for result, _ in answers]
+
+
+def run_commands(
+    size: int, commands: list[list[str]], folder: Path, prepare: Callable[[], object]
+) -> list[list[tuple[int, str, str]]]:
+    """Commands of `siamesenorm`, one after the other in every process as torchrun starts it, behind ``prepare()``.
+
+    Exit code, standard output and standard error of each, for each process.
+    """
+    return run_world(size, _commands, commands, folder, prepare)
+
+
+def _commands(
+    world: World, commands: list[list[str]], folder: Path, prepare: Callable[[], object]
+) -> list[tuple[int, str, str]]:
+    from siamesenorm.cli import main
+
+    prepare()
+    world.close()  # a command meets the others by itself
+    found = []
+    for command in commands:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(folder):
+            code = main(command)
+        found.append((code, out.getvalue(), err.getvalue()))
+    world.__init__()  # type: ignore[misc]  # alone, at the end
+    return found
 
 
 def _receive(pipe: Any) -> tuple[Any, str | None]:

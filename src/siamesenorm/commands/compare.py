@@ -9,8 +9,13 @@ from typing import Annotated
 
 import typer
 
+from siamesenorm.commands.completion import (
+    complete_field,
+    complete_recipe,
+    complete_recipe_or_field,
+    complete_topologies,
+)
 from siamesenorm.commands.report import Baseline, Figures, Metric, Open, show_result
-from siamesenorm.commands.train import complete_recipe
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 PRESETS = ("lr", "depth", "warmup", "ablation")
@@ -24,7 +29,7 @@ def compare(
         typer.Argument(
             metavar="[RECIPE] [FIELD=VALUE,…]",
             help="What is trained, as --recipe takes it, and fields of the configuration, as --set takes them.",
-            autocompletion=complete_recipe,
+            autocompletion=complete_recipe_or_field,
             show_default=False,
         ),
     ] = None,
@@ -49,6 +54,7 @@ def compare(
         typer.Option(
             help="Topologies with their options; the first one is what the others are compared with.",
             metavar="NAME[:OPTION=VALUE,…],…",
+            autocompletion=complete_topologies,
             show_default="pre,post,siamese",
         ),
     ] = None,
@@ -89,7 +95,13 @@ def compare(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Another field, one value or several.", metavar="FIELD=VALUE,…", show_default=False),
+        typer.Option(
+            "--set",
+            help="Another field, one value or several.",
+            metavar="FIELD=VALUE,…",
+            autocompletion=complete_field,
+            show_default=False,
+        ),
     ] = None,
     depths: Annotated[
         list[str] | None,

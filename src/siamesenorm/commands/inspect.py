@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from siamesenorm.commands.completion import complete_field
+
 FOLDER = "inspection"
 MOST_TOKENS = 2**20
 
@@ -24,7 +26,10 @@ def inspect(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Fields of the recipe to change (--coordinates).", show_default=False
+            metavar="[KEY=VALUE]...",
+            help="Fields of the recipe to change (--coordinates).",
+            autocompletion=complete_field,
+            show_default=False,
         ),
     ] = None,
     text: Annotated[

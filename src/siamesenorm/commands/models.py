@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from siamesenorm.commands.completion import complete_model, complete_topology
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,10 +20,20 @@ WIDE = 120
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Explain this one; without it, all are listed.", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help="Explain this one; without it, all are listed.",
+            autocompletion=complete_model,
+            show_default=False,
+        ),
     ] = None,
     topology: Annotated[
-        str | None, typer.Option(help="Count with this topology instead of the preset's.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Count with this topology instead of the preset's.",
+            autocompletion=complete_topology,
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

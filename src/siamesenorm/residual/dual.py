@@ -13,7 +13,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 class DualLink(Link):
-    """o = F(x); d = d + o; x = N(x + o)."""
+    """ResiDual."""
+
+    equation = "o = F(x); d = d + o; x = N(x + o)"
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -44,10 +46,14 @@ class DualLink(Link):
 
 
 class ResidualDual(Topology):
-    """ResiDual: ``o = F(x); d = d + o; x = N(x + o)``, ``out = x + N(d)``. arXiv 2304.14802."""
+    """ResiDual (arXiv 2304.14802)."""
 
     name = "residual_dual"
+    about = """
+    ResiDual: ``o = F(x); d = d + o; x = N(x + o)``, ``out = x + N(d)``. arXiv 2304.14802.
+    """
     equation = "o = F(x);  d = d + o;  x = N(x + o)"
+    beginning = "x = d = embed"
     end = "x + N d"
     arxiv = "2304.14802"
     streams = "2"

@@ -10,9 +10,12 @@ from siamesenorm.residual.pre import PreLink, RawLink
 
 
 class Hybrid(Topology):
-    """HybridNorm: ``y = x + Attn_qkv(x); z = N(y); x = z + FFN(z)``, ``out = N(x)``. arXiv 2503.04598."""
+    """HybridNorm (arXiv 2503.04598)."""
 
     name = "hybrid"
+    about = """
+    HybridNorm: ``y = x + Attn_qkv(x); z = N(y); x = z + FFN(z)``, ``out = N(x)``. arXiv 2503.04598.
+    """
     equation = "y = x + Attn_qkv(x);  z = N y;  x = z + FFN(z)"
     end = "N x"
     arxiv = "2503.04598"
@@ -41,9 +44,12 @@ class Hybrid(Topology):
 
 
 class HybridStar(Hybrid):
-    """HybridNorm*: HybridNorm whose block 0 is Pre-Norm with QKV-norm. arXiv 2503.04598."""
+    """HybridNorm* (arXiv 2503.04598)."""
 
     name = "hybrid_star"
+    about = """
+    HybridNorm*: HybridNorm whose block 0 is Pre-Norm with QKV-norm. arXiv 2503.04598.
+    """
     equation = "hybrid;  block 0: y = x + Attn_qkv(N x);  x = y + FFN(N y)"
     drawing = """
  x ──┬────────────────────(+)──▶ y ──┬────────────────────(+)──▶ x     block 0

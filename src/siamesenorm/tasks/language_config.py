@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from siamesenorm.tasks.base import Section
+from siamesenorm.tasks.base import HOW, Section
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 Weights = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
@@ -45,7 +45,7 @@ class TextDataConfig(Section):
     dtype: Literal["uint16", "uint32"] = Field(default="uint16", description="Of .npy arrays without a header.")
     eos_id: int | None = Field(default=None, ge=0, description="Id that ends a document in .npy arrays.")
     shuffle_seed: int | None = Field(default=None, ge=0, lt=2**63, description="Order of data; null: train.seed.")
-    prefetch: int = Field(default=2, ge=0, le=1024, description="Batches made ahead.")
+    prefetch: Annotated[int, HOW] = Field(default=2, ge=0, le=1024, description="Batches made ahead.")
 
 
 class LanguageEvaluationConfig(Section):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from siamesenorm.train.agent import watch_agent
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.rendezvous import Place, meet, of_process, refuse
 
@@ -57,21 +58,31 @@ class World:
         self._mesh: DeviceMesh | None = None
 
     @classmethod
-    def start(cls, parallel: ParallelConfig | None = None) -> World:
-        """Join the world that the environment describes; every process of it must call this, or `refuse`."""
+    def start(
+        cls, parallel: ParallelConfig | None = None, device: Callable[[Place], torch.device] | None = None
+    ) -> World:
+        """Join the world that the environment describes; every process of it must call this, or `refuse`.
+
+        device: chooses where this process computes; default: as `parallel` says.
+        """
+        watch_agent()
         place = Place.from_environment()
         mode, group = (parallel.mode, parallel.group) if parallel else ("ddp", None)
         timeout = parallel.timeout if parallel else TIMEOUT
         try:
-            device = choose_device(parallel.device if parallel else "auto", place.local_rank)
-            world = cls(place.rank, place.size, place.local_rank, place.local_size, device, mode, group, timeout)
-        except ConfigError as error:
+            chosen = (
+                choose_device(parallel.device if parallel else "auto", place.local_rank)
+                if device is None
+                else device(place)
+            )
+            world = cls(place.rank, place.size, place.local_rank, place.local_size, chosen, mode, group, timeout)
+        except ValueError as error:
             refuse(str(error))
             raise
         if world.size > 1:
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            if chosen.type == "cuda":
+                torch.cuda.set_device(chosen)
+            backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
             store = meet(place, world.timeout)
             dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=world.timeout)
         return world
@@ -154,6 +165,11 @@ class World:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=group)
         return values
+
+    def gather_data(self, value: Value) -> list[Value]:
+        """One small value of every part of a batch, in order; processes that compute the same part have the same."""
+        found = dict(reversed(self.gather((self.data_rank, value))))
+        return [found[rank] for rank in range(self.data_size)]
 
     def from_main(self, value: Value, group: dist.ProcessGroup | None = None) -> Value:
         """The main process's value, to all."""

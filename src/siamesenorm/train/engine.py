@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
@@ -28,6 +29,7 @@ from siamesenorm.train.ema import WeightAverage
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import plain_name
 from siamesenorm.train.manifest import Entry
+from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.optimizer import build_optimizer, set_lr
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
 from siamesenorm.train.parameters import choose_parameters, has_lora, start_factors
@@ -80,12 +82,7 @@ class Engine:
 
     def __init__(self, config: RunConfig, task: Task, world: World, starting: Starting | None = None) -> None:
         self.config, self.task, self.world = config, task, world
-        parts = world.data_size * config.train.accumulation
-        if config.train.batch_size % parts:
-            raise ConfigError(
-                f"train.batch_size: {config.train.batch_size} is not allowed; {world.data_size} processes and "
-                f"{config.train.accumulation} accumulated parts take multiples of {parts}"
-            )
+        self.micro = MicroBatches(config, task, world)
         self.precision = Precision(config.train, world.device)
         model = world.agree(self._build_model)
         wish = config.train.compile
@@ -168,8 +165,8 @@ class Engine:
         if not self.model.training:
             self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        parts = split_batch(self.batch, self.config.train.accumulation)
-        shares = self._shares(parts)
+        parts, rows = self.micro.split(self.batch)
+        shares = self._shares(parts, rows)
         sums: dict[str, Tensor] = {}
         for number, (part, share) in enumerate(zip(parts, shares, strict=True), start=1):
             with gradient_sync(self.model, number == len(parts)):
@@ -190,12 +187,13 @@ class Engine:
         if self.average is not None:
             self.average.update(step)
 
-    def _shares(self, parts: list[Batch]) -> Sequence[float | Tensor]:
+    def _shares(self, parts: list[Batch], rows: list[int]) -> Sequence[float | Tensor]:
         """What each part's mean counts, so that all together are the mean over the whole batch of all processes."""
         weights = [weight for part in parts if (weight := self.task.weight(part)) is not None]
         if not weights:
-            return [1 / len(parts)] * len(parts)
-        counts = torch.stack(weights).to(torch.float64)
+            return [count * self.world.data_size / self.config.train.batch_size for count in rows]
+        counts = torch.stack([weight if count else weight * 0 for weight, count in zip(weights, rows, strict=True)])
+        counts = counts.to(torch.float64)
         whole = self.world.mean_of(counts.sum())
         return (counts / whole.clamp(min=1e-9)).to(torch.float32).unbind()  # on the device: nobody waits for it
 
@@ -228,11 +226,18 @@ class Engine:
                 self.model.train()
 
     def evaluate(self, final: bool = False) -> dict[str, float]:
-        """The task's metrics on held-out data."""
+        """The task's metrics on held-out data, which processes share."""
         world = self.world
+        # What DDP wraps, by itself: its own forward would talk to processes that have other work to do.
+        model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         with self._evaluating():
             return self.task.evaluate(
-                self.model, rank=world.data_rank, world_size=world.data_size, average=world.mean, final=final
+                model,
+                rank=world.data_rank,
+                world_size=world.data_size,
+                average=world.mean,
+                final=final,
+                gather=world.gather_data,
             )
 
     def state(self, progress: dict[str, Any]) -> dict[str, Any]:
@@ -276,11 +281,3 @@ def runs_ahead(config: RunConfig, device: torch.device) -> bool:
     """
     decides = config.divergence.policy == "skip" or config.train.precision == "fp16"
     return device.type != "cpu" and config.optimizer.fused and not decides
-
-
-def split_batch(batch: Batch, parts: int) -> list[Batch]:
-    """A batch in equal parts by rows."""
-    if parts == 1:
-        return [batch]
-    pieces = {name: values.chunk(parts) for name, values in batch.items()}
-    return [{name: values[number] for name, values in pieces.items()} for number in range(parts)]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.tensor_files import Kind, LazyTensors, file_order, write_tensors
 from siamesenorm.layers.lora import merged, mergings
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import STATUS, WEIGHTS, RunFolder
@@ -48,17 +50,63 @@ def export_weights(
 ) -> Entry | None:
     """Write weights as safetensors, whole or not at all; every process calls it, the main one writes.
 
+    Matrices are gathered and written one after the other: the main process never holds more than one of them.
     Returns what was written, by size and checksum; None in the other processes.
     """
-    weights = gather_weights(model, tensors, keep=is_main)
+    weights = whole_weights(model, tensors)
+    left = file_order(weights.kinds)
     if not is_main:
+        for name in left:
+            weights.read(name)
         return None
-    from safetensors.torch import save
 
-    content = save(weights, metadata={"format": "pt"})
-    with whole_file(Path(file)) as out:
-        out.write(content)
-    return Entry(len(content), hashlib.sha256(content).hexdigest())
+    def read(name: str) -> Tensor:
+        left.remove(name)
+        return weights.read(name)
+
+    try:
+        with whole_file(Path(file)) as out:
+            counted = _Counted(out)
+            write_tensors(cast(BinaryIO, counted), replace(weights, read=read), {"format": "pt"})
+    except OSError:
+        for name in list(left):  # the others gather all of them, whatever became of the file
+            weights.read(name)
+        raise
+    return Entry(counted.size, counted.digest.hexdigest())
+
+
+@torch.no_grad()
+def whole_weights(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> LazyTensors:
+    """What `gather_weights` gives, each when it is asked for: by all processes, in the same order."""
+    orders, own = dict(row_orders(model)), model_tensors(model)
+    found = {name: (tensors or {}).get(name, tensor).detach() for name, tensor in own.items()}
+    pairs = {pair.weight: pair for pair in mergings(unwrap(model))}
+    factors = {name for pair in pairs.values() for name in (pair.a, pair.b)}
+
+    def gathered(name: str) -> Tensor:
+        full = whole(found[name])
+        return (usual_rows(full, orders[name]) if name in orders else full).cpu()
+
+    @torch.no_grad()
+    def read(name: str) -> Tensor:
+        if (pair := pairs.get(name)) is None:
+            return gathered(name)
+        return merged({each: gathered(each) for each in (pair.weight, pair.a, pair.b)}, iter([pair]))[name]
+
+    return LazyTensors({n: Kind(t.dtype, tuple(t.shape)) for n, t in found.items() if n not in factors}, read)
+
+
+class _Counted:
+    """A file to write that knows how much was written, and its SHA-256."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.size, self.digest = file, 0, hashlib.sha256()
+
+    def write(self, content: bytes | memoryview) -> int:
+        """Write, and count."""
+        self.size += len(content)
+        self.digest.update(content)
+        return self.file.write(content)
 
 
 def check_weights(run: RunFolder) -> None:
