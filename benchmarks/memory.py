@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py                     # writes benchmarks/results/memory.json
     python benchmarks/memory.py --quick
+    python benchmarks/memory.py --shapes d512x12 --models pre siamese gr
 
 Kept are the bytes of all distinct storages that autograd saves for backward, parameters left out, counted with
 saved-tensor hooks. The peak is the growth of the resident set during a step after two others (Linux only). Every
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 
 from contestants import SHAPES, THEIRS, Loss, build, every_topology, in_way, next_token_loss, training, ways
 from race import Results, arguments
+from siamesenorm.residual.errors import TopologyError
+from siamesenorm.residual.registry import parse_topology
 
 MEASURED = ("d256x8", "d512x12", "d64x12")
 WAYS = ("eager", "compiled", "layers", "whole")
@@ -87,15 +90,21 @@ def main() -> int:
     parser = arguments(__doc__, "memory", rounds=1)
     parser.add_argument("--shapes", nargs="+", default=list(MEASURED), choices=list(SHAPES))
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--models", nargs="+", default=[*every_topology(), *THEIRS])
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         torch.set_num_threads(args.threads)
         print(json.dumps(measure_here(args.one, args.shapes[0], args.quick)))
         return 0
+    try:
+        for topology in (name for name in args.models if name not in THEIRS):
+            parse_topology(topology)
+    except TopologyError as error:
+        parser.error(f"--models: {error}")
     results = Results(parser, args)
     for shape in args.shapes[:1] if args.quick else args.shapes:
-        for name in ["pre", "siamese"] if args.quick else [*every_topology(), *THEIRS]:
+        for name in ["pre", "siamese"] if args.quick else args.models:
             for way in (way for way in ways(name) if way in args.ways):
                 results.measure(
                     f"{shape} {name}@{way}",

@@ -154,7 +154,8 @@ def memory(folder: str) -> str:
             for shape in shapes:
                 mine, pre = (data["facts"].get(f"{shape} {n}") for n in (name, "pre@eager"))
                 cells += [_over(mine, pre, field) for field in ("saved_bytes", "peak_kib")]
-            rows.append([f"`{name}`", *cells])
+            if {*cells} != {"–"}:
+                rows.append([f"`{name}`", *cells])
         return grid(["", *(f"{shape}, {kind}" for shape in shapes for kind in ("saved", "peak"))], rows)
 
     return table("memory", make, folder)

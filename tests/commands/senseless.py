@@ -1,5 +1,6 @@
 """Senseless values for every parameter of every command, found by the commands' own signatures."""
 
+import functools
 import itertools
 import types
 import typing
@@ -45,8 +46,13 @@ class Parameter(NamedTuple):
     kind: Any = None
 
 
-def parameters() -> Iterator[Parameter]:
+@functools.cache
+def parameters() -> tuple[Parameter, ...]:
     """Every parameter of every command."""
+    return tuple(_parameters())
+
+
+def _parameters() -> Iterator[Parameter]:
     groups = {(): app.registered_commands, ("data",): data.app.registered_commands}
     for prefix, registered in ((prefix, command) for prefix, commands in groups.items() for command in commands):
         function = registered.callback

@@ -1,5 +1,6 @@
 """Whoever puts something on or in the place of a norm or a link is heard, by every topology, fused or not."""
 
+import copy
 from collections import Counter
 
 import pytest
@@ -35,15 +36,18 @@ def norms_of(topology):
 
 
 def same(row, change):
-    """The output of a topology that was changed, fused and plain; the changes must be heard in both."""
+    """The output of a topology that was changed, fused and plain, and of a copy; the changes must be heard in all."""
     results = []
-    for fused in (True, False):
+    for fused, copied in ((True, False), (False, False), (True, True)):
         topology, sublayers, x = stack(row, fused=fused)
+        original, topology = topology, copy.deepcopy(topology) if copied else topology
         before = topology(x, sublayers)
         change(topology)
         results.append(topology(x, sublayers))
         assert not norms_of(topology) or (results[-1] - before).abs().max() > 1e-3
-    assert_close(*results, rtol=1e-4, atol=1e-4)
+        assert not copied or torch.equal(original(x, sublayers), before)
+    for result in results[1:]:
+        assert_close(results[0], result, rtol=1e-4, atol=1e-4)
 
 
 @every_row

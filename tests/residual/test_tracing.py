@@ -8,6 +8,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from .stacks import PAIR, D, L, every_row, make, make_sublayers, randomise
+from .table import ROWS
+
+FIRST = list({row.name: row for row in reversed(ROWS)}.values())
+every_topology = pytest.mark.parametrize("row", FIRST, ids=[row.text for row in FIRST])
+"""As its first row has it: options change numbers, and `test_jit_trace` follows them all."""
 
 
 class Stack(nn.Module):
@@ -37,7 +42,7 @@ def test_jit_trace(row):
         assert_close(traced(x), stack(x), rtol=1e-4, atol=1e-4)
 
 
-@every_row
+@every_topology
 def test_make_fx(row):
     stack = Stack(row)
     with torch.no_grad():
@@ -62,7 +67,7 @@ def test_make_fx_of_values_and_gradients(text):
         assert_close(graph(x), run(x), rtol=1e-4, atol=1e-4)
 
 
-@every_row
+@every_topology
 def test_fake_tensors(row):
     stack, mode = Stack(row), FakeTensorMode(allow_non_fake_inputs=True)
     x = mode.from_tensor(numbers(2, 3).requires_grad_())

@@ -26,6 +26,8 @@ TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 0.012, torch.float16: 0.0015}
 """Of the largest number in a tensor."""
 SHAPES = [(1, 1), (2, 3), (130, 64), (2, 65, 100), (7, 1000), (7, 4096), (1, 2, 8192)]
 """Several rows in a tile, one a tile, a ragged last one, several tiles for each program."""
+LOW = [(2, 65, 100), (7, 1000)]
+"""Those in low precision, which the kernels widen as they load rows, whatever their shape."""
 CHECKED = {"rtol": 0.02, "atol": 0.02}
 """What opcheck allows between two runs, some of them in low precision."""
 EPS = [1e-2, 3e-3, 5e-2]
@@ -100,8 +102,7 @@ def parameters_for(width, kinds, weights=True, biases=True, gain=True, dtype=tor
     return [random(width, dtype=dtype) if wanted else None for wanted in (*there, gain)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), [(s, d) for d in TOLERANCE for s in (SHAPES if d.itemsize > 2 else LOW)])
 def test_norm(shape, dtype):
     assert_norm_agrees(random(*shape, dtype=dtype), *(random(shape[-1], dtype=dtype) for _ in range(2)))
 
@@ -111,8 +112,13 @@ def test_norm_without_parameters(weight, bias):
     assert_norm_agrees(random(3, 10), random(10) if weight else None, random(10) if bias else None)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape", [(2, 3), (2, 65, 100), (3, 1000), (4, 4096)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *((shape, torch.float32) for shape in [(2, 3), (2, 65, 100), (3, 1000), (4, 4096)]),
+        *(((2, 65, 100), dtype) for dtype in TOLERANCE if dtype.itemsize == 2),
+    ],
+)
 def test_step(shape, dtype):
     kinds = [RMS, LAYER, RMS] if shape[-1] % 100 else [LAYER, RMS, LAYER]
     streams = [random(*shape, dtype=dtype) for _ in range(3)]
@@ -126,10 +132,10 @@ def test_step_of_the_narrowest_and_widest_rows(shape):
     assert_step_agrees([random(*shape) for _ in range(3)], parameters_for(shape[-1], [RMS] * 3), [RMS] * 3)
 
 
-@pytest.mark.parametrize("gain", [False, True])
 @pytest.mark.parametrize("kinds", list(itertools.product([ABSENT, RMS, LAYER], [RMS, LAYER], [ABSENT, RMS, LAYER])))
-def test_step_of_any_norms(kinds, gain):
-    weights, biases = kinds[0] != kinds[1], kinds[1] != kinds[2]
+def test_step_of_any_norms(kinds):
+    """Each kind of each norm with and without a gain, with and without weights and biases."""
+    weights, biases, gain = kinds[0] != kinds[1], kinds[1] != kinds[2], sum(kinds) % 2 == 0
     parameters = parameters_for(5, kinds, weights, biases, gain)
     assert_step_agrees([random(3, 5) for _ in range(3)], parameters, list(kinds))
     assert_reading_agrees([random(3, 5) for _ in range(2)], parameters, list(kinds))
@@ -203,7 +209,7 @@ def test_gradients_are_the_same_bits_every_time():
         assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck_of_the_norm(dtype):
     x, weight = random(3, 5, dtype=dtype), random(5)
     operators = torch.ops.siamesenorm
@@ -213,8 +219,9 @@ def test_opcheck_of_the_norm(dtype):
     torch.library.opcheck(operators.rms_norm_backward.default, (*arguments, None, rstd), **CHECKED)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("kinds", [[RMS, RMS, RMS], [ABSENT, LAYER, ABSENT]])
+@pytest.mark.parametrize(
+    ("kinds", "dtype"), [([RMS, RMS, RMS], torch.float32), ([ABSENT, LAYER, ABSENT], torch.bfloat16)]
+)
 def test_opcheck_of_the_step(kinds, dtype):
     streams = [random(3, 5, dtype=dtype) for _ in range(3)]
     parameters = parameters_for(5, kinds, gain=False)

@@ -36,13 +36,13 @@ def train_all(world, names):
 
 
 def results(name, world=None):
-    """Losses and gradient norms in float32, and the same with the final weights in float64, also those of Muon.
+    """Losses and gradient norms in float32; with the trainer's AdamW and Muon in float64, with the final weights.
 
     Adam divides gradients by their own size: one that is zero on paper moves its weight by the sign of its rounding.
     """
     models = [tiny_model(name), tiny_model(name).double(), tiny_model(name).double()]
     spread = [apply_parallelism(model, world or World()) for model in models]
-    runs = [TinyRun(model, world, kind=kind) for model, kind in zip(spread, ("", "", "muon"), strict=True)]
+    runs = [TinyRun(model, world, kind=kind) for model, kind in zip(spread, ("", "adamw", "muon"), strict=True)]
     rough, fine, muon = (run.steps(STEPS) for run in runs)
     return rough, fine, gather_weights(spread[1]), muon, gather_weights(spread[2])
 
@@ -51,7 +51,7 @@ def results(name, world=None):
     ("mode", "size", "names"),
     [
         ("ddp", 2, ["siamese"]),
-        ("fsdp", 2, ["siamese", "hyper", "experts"]),
+        ("fsdp", 2, ["siamese", "hyper", "experts", "completep"]),
         ("tp", 2, list(CONFIGS)),
         ("hsdp", 4, ["siamese"]),
         ("tp", 4, ["subln"]),  # groups of two, shards between them

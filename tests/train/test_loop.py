@@ -77,7 +77,7 @@ def test_another_seed_gives_other_losses(tmp_path):
         (),
         ("model.dropout=0.2", "ema=0.8", "micro_batch_size=2"),
         ("precision=fp16",),
-        ("topology=x0:prores=5",),
+        ("topology=x0:prores=5", "parametrization=completep", "base_width=8", "base_depth=1"),
         ("topology=siamese:y=attnres",),
     ],
 )

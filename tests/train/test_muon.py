@@ -221,7 +221,7 @@ def test_state_dicts_go_from_one_optimizer_to_another():
 # Runs ------------------------------------------------------------------------------------------------------
 
 VARIANTS = {
-    "plain": [],
+    "completep": ["parametrization=completep", "base_width=8", "base_depth=1"],
     "everything": [
         "precision=bf16",
         "micro_batch_size=2",

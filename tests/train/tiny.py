@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.train.config import OptimizerConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.optimizer import build_optimizer
+from siamesenorm.train.optimizer import build_optimizer, set_lr
 from siamesenorm.train.parallel import Spreading, clip_gradients, uniform_groups
 from siamesenorm.train.pipeline import Pipeline
 
@@ -33,6 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe": {"experts": 6, "top_k": 3, "expert_dim": 12, "balance_weight": 0.1, "normalize_top_k": True},
     },
     "hyper": {"topology": "hyper", "norm": "layer", "bias": True, "tied": True, "activation": "gelu"},
+    "completep": {"parametrization": "completep", "base_width": 4, "base_depth": 1},  # deeper and wider
 }
 
 
@@ -82,7 +83,8 @@ class TinyRun:
         self.model, self.world, self.noisy, self.done = model, world or World(), noisy, 0
         self.parts, self.ranks = parts, ranks
         if kind:
-            self.optimizer: torch.optim.Optimizer = build_optimizer(model, OptimizerConfig(kind=kind, lr=1e-2))  # type: ignore[arg-type]
+            self.optimizer: torch.optim.Optimizer = build_optimizer(model, OptimizerConfig(kind=kind, lr=1.0))  # type: ignore[arg-type]
+            set_lr(self.optimizer, 1e-2)
             return
         groups = uniform_groups([{"params": [p for p in model.parameters() if p.requires_grad]}])
         self.optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)

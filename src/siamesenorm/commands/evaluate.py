@@ -91,6 +91,7 @@ def evaluate(
         from siamesenorm.interop.errors import InteropError
         from siamesenorm.interop.perplexity import check_stride
         from siamesenorm.tasks.harness_tasks import resolve_tasks
+        from siamesenorm.train.trained import check_task
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     if output is not None:
@@ -108,6 +109,8 @@ def evaluate(
         raise InteropError("evaluate: --limit, --window and --stride go with --tasks or --text; neither is given")
     if not alone and not names and not text:
         raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both, or the folder of a run")
+    if is_run and not alone:
+        check_task(checkpoint, "language")  # before the harness reads its thousands of files
     if parallel is not None and (parallel not in PARALLEL or not alone):
         allowed = f"it takes one of {', '.join(PARALLEL)}" if alone else "it takes a run without --tasks and --text"
         raise InteropError(f"--parallel: {parallel!r} is not allowed; {allowed}")

@@ -243,6 +243,7 @@ class FusedStep(Step):
         self.kinds = [kinds[type(norm)] for norm in self.norms]
         self.writing = () if last is None else (last, last.x, last.y)
         self.reading = following, following.x, following.y
+        self.held = [*self._held(following), *(() if last is None else self._held(last))]
 
     @staticmethod
     def fits(last: PairLink | None, following: PairLink) -> bool:
@@ -286,10 +287,26 @@ class FusedStep(Step):
         x, y, h = siamese_step(x, y, output, scale, tuple(parameters), self.kinds, eps)
         return (x, y), h
 
+    @staticmethod
+    def _held(pair: PairLink) -> list[tuple[dict[str, Any], str, nn.Module | None]]:
+        """What a pair and its parts are made of now: dictionaries of modules, names in them, and who is there."""
+        links: tuple[Any, ...] = pair, pair.x, pair.y
+        names = [("x", "y", "input_norm"), ("norm",), ("norm",)]
+        return [
+            (link._modules, name, link._modules.get(name))
+            for link, here in zip(links, names, strict=True)
+            for name in here
+        ]
+
     def seen(self) -> bool:
         """Whether somebody watches or has exchanged a norm or a link that the operator would pass by."""
-        if any(a is not b for a, b in zip(self.norms, self._norms(self.last, self.following), strict=True)):
-            return True
-        if any("write" in vars(link) for link in self.writing) or any("read" in vars(link) for link in self.reading):
-            return True
+        for modules, name, module in self.held:
+            if modules.get(name) is not module:
+                return True
+        for link in self.writing:
+            if "write" in link.__dict__:
+                return True
+        for link in self.reading:
+            if "read" in link.__dict__:
+                return True
         return has_hooks(*self.norms, *self.reading)

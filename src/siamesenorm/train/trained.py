@@ -44,15 +44,20 @@ class TrainedLanguageModel:
     step: int
 
 
+def check_task(folder: Path | str, task: str | None = None) -> RunConfig:
+    """The configuration of a run, which must be of this task; None: any."""
+    config = RunFolder(folder).config()
+    if task is not None and config.task != task:
+        raise ConfigError(f"run: {str(folder)!r} is a run of {config.task}; it takes one of {task}")
+    return config
+
+
 def open_trained(folder: Path | str, task: str | None = None) -> Trained:
     """The model of a run: its exported weights, or those of its newest complete checkpoint.
 
     task: what the run must be of; None: any.
     """
-    run = RunFolder(folder)
-    config = run.config()
-    if task is not None and config.task != task:
-        raise ConfigError(f"run: {str(folder)!r} is a run of {config.task}; it takes one of {task}")
+    run, config = RunFolder(folder), check_task(folder, task)
     model = _empty_model(config)
     if (run.path / WEIGHTS).is_file():
         check_weights(run)

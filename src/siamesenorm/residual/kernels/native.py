@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from ctypes import Structure
 from pathlib import Path
 from typing import Any
@@ -89,21 +89,28 @@ def whole(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
 
 
-def pointer(tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int | None:
+def pointer(tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> int | None:
     """Where the data of a tensor begins, which must have this shape, lie in one piece, and be on the CPU.
 
-    Every address that C sees comes from here or from `strided`.
+    Every address that C sees comes from here, from `parts` or from `strided`.
     """
     if tensor is None:
         return None
-    if tuple(tensor.shape) != tuple(shape) or not tensor.is_contiguous():
+    if tensor.shape != shape or not tensor.is_contiguous():
         raise RuntimeError(f"kernel: a tensor of shape {tuple(shape)} in one piece is needed, got {_about(tensor)}")
     return _address(tensor, dtype)
 
 
-def strided(tensor: Tensor, shape: Sequence[int]) -> int:
+def parts(tensor: Tensor, shape: tuple[int, ...]) -> list[int]:
+    """Where each part of such a tensor begins, along its first dimension."""
+    first, step = pointer(tensor, shape), tensor.element_size() * math.prod(shape[1:])
+    assert first is not None
+    return [first + part * step for part in range(shape[0])]
+
+
+def strided(tensor: Tensor, shape: tuple[int, ...]) -> int:
     """The same of a tensor whose last dimension lies in one piece, while others may have strides of their own."""
-    if tuple(tensor.shape) != tuple(shape) or (tensor.shape[-1] > 1 and tensor.numel() and tensor.stride(-1) != 1):
+    if tensor.shape != shape or (tensor.shape[-1] > 1 and tensor.numel() and tensor.stride(-1) != 1):
         raise RuntimeError(
             f"kernel: a tensor of shape {tuple(shape)}, rows in one piece, is needed, got {_about(tensor)}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ import torch
 # A copy of this code (beside exported weights) has operators of its own: it may be of another version, and lie where
 # no compiled library is.
 NAMESPACE = "siamesenorm" if __name__.startswith("siamesenorm.") else re.sub(r"\W", "_", __name__)
-operators = getattr(torch.ops, NAMESPACE)
+operators = SimpleNamespace()
+"""Our operators by name, each its one overload: torch would look for it at every call."""
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
@@ -32,10 +34,12 @@ def define(
     differentiate: what backward needs and does; without them a gradient that is asked for is refused. flops: what FLOP
     counters count, from the shapes of the arguments.
     """
-    name = schema.partition("(")[0]
-    if hasattr(operators, name):  # this module is being loaded again
+    name, known = schema.partition("(")[0], getattr(torch.ops, NAMESPACE)
+    if hasattr(known, name):  # this module is being loaded again
+        setattr(operators, name, getattr(known, name).default)
         return
     _library.define(schema)
+    setattr(operators, name, getattr(known, name).default)
     for kernel, device in ((cpu, "CPU"), (cuda, "CUDA"), (anywhere, "CompositeExplicitAutograd")):
         if kernel is not None:
             _library.impl(name, kernel, device)
@@ -46,7 +50,7 @@ def define(
     if flops is not None:
         from torch.utils.flop_counter import register_flop_formula  # which imports triton, if it is there
 
-        register_flop_formula(getattr(operators, name))(flops)
+        register_flop_formula(getattr(known, name))(flops)
 
 
 def _refuse(name: str) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ ABSENT, RMS, LAYER = 0, 1, 2
 
 Parameters = tuple[Tensor | None, ...]
 """Weight and bias of N_X, N_Y and N_in, then g."""
+_NO_GRADS = (None,) * 7
 
 
 class StepCallArgs(Structure):
@@ -125,21 +126,9 @@ def _forward(x: Tensor, y: Tensor, output: Tensor | None, scale: float, *rest: A
     x, y, output, parameters = x.contiguous(), y.contiguous(), native.whole(output), [*map(native.whole, parameters)]
     next_x, y1, h, x1 = made(x, output is not None, kinds)
     stats = x.new_zeros(6, *x.shape[:-1])  # not all are written: an absent norm has none, RMSNorm no mean
-    arguments = _arguments(
-        x,
-        stats,
-        scale,
-        parameters,
-        kinds,
-        eps,
-        x=x,
-        y=y,
-        output=output,
-        x1=None if output is None else x1 if kinds[0] else next_x,
-        y1=None if output is None else y1,
-        next_x=next_x if kinds[0] else None,
-        h=h,
-    )
+    written = (None, None) if output is None else (x1 if kinds[0] else next_x, y1)
+    tensors = (x, y, output, *written, next_x if kinds[0] else None, h)
+    arguments = _arguments(x, stats, scale, parameters, kinds, eps, _NO_GRADS, tensors)
     native.call("step_forward", arguments)
     return next_x, y1, h, x1, stats
 
@@ -152,6 +141,7 @@ def _backward(grad_x: Tensor | None, grad_y: Tensor | None, grad_h: Tensor, *res
     grads = [x1.new_empty((0,) if p is None else p.shape) for p in parameters]
     out_x, out_y = torch.empty_like(x1), torch.empty_like(x1)
     out_output = x1.new_empty(0) if grad_y is None else torch.empty_like(x1)
+    tensors = (None, None, None, x1, y1, None, None, grad_x, grad_y, grad_h, out_x, out_y)
     arguments = _arguments(
         x1,
         stats,
@@ -160,14 +150,7 @@ def _backward(grad_x: Tensor | None, grad_y: Tensor | None, grad_h: Tensor, *res
         kinds,
         (0.0, 0.0, 0.0),
         [None if p is None else g for p, g in zip(parameters, grads, strict=True)],
-        x1=x1,
-        y1=y1,
-        grad_x=grad_x,
-        grad_y=grad_y,
-        grad_h=grad_h,
-        out_x=out_x,
-        out_y=out_y,
-        out_output=None if grad_y is None else out_output,
+        (*tensors, None if grad_y is None else out_output),
     )
     native.call("step_backward", arguments)
     return out_x, out_y, out_output, *grads
@@ -180,29 +163,22 @@ def _arguments(
     parameters: Sequence[Tensor | None],
     kinds: Sequence[int],
     eps: Sequence[float],
-    grads: Sequence[Tensor | None] = (None,) * 7,
-    **tensors: Tensor | None,
+    grads: Sequence[Tensor | None],
+    tensors: Sequence[Tensor | None],
 ) -> StepCallArgs:
-    rows, width = like.shape[:-1], like.shape[-1:]
+    """`tensors`: what is as large as the streams, in the order of the structure."""
+    shape = like.shape
+    width = shape[-1:]
     if len(kinds) != 3 or len(eps) != 3 or not {*kinds} <= {ABSENT, RMS, LAYER} or kinds[1] == ABSENT:
         raise RuntimeError(f"siamese_step: norms of the kinds {list(kinds)} with eps {list(eps)} are not allowed")
+    a, b = [native.pointer(p, width) for p in parameters], [native.pointer(p, width) for p in grads]
+    s = native.parts(stats, (6, *shape[:-1]))
     norms = [
-        NormArgs(
-            kinds[k] != ABSENT,
-            kinds[k] == LAYER,
-            eps[k],
-            native.pointer(parameters[2 * k], width),
-            native.pointer(parameters[2 * k + 1], width),
-            native.pointer(stats[2 * k], rows),
-            native.pointer(stats[2 * k + 1], rows),
-            native.pointer(grads[2 * k], width),
-            native.pointer(grads[2 * k + 1], width),
-        )
-        for k in range(3)
+        NormArgs(kinds[k] != ABSENT, kinds[k] == LAYER, eps[k], a[i], a[i + 1], s[i], s[i + 1], b[i], b[i + 1])
+        for k, i in ((0, 0), (1, 2), (2, 4))
     ]
-    gains = native.pointer(parameters[6], width), native.pointer(grads[6], width)
-    addresses = {name: native.pointer(t, like.shape) for name, t in tensors.items()}
-    return StepCallArgs(*native.size_of(like), scale, *norms, *gains, **addresses)
+    addresses = [native.pointer(t, shape) for t in tensors]
+    return StepCallArgs(*native.size_of(like), scale, *norms, a[6], b[6], *addresses)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
