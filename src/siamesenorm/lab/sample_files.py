@@ -38,6 +38,8 @@ PARTS = ".parts"
 NUMBER = r"\d{5,}\.npy"
 MADE = re.compile(rf"{RECORD}|{NUMBER}|{hidden_names(NUMBER)}|{hidden_names(re.escape(RECORD))}")
 """What lies in a folder of parts."""
+BEGUN = re.compile(hidden_names(re.escape(RECORD)))
+"""What a process leaves that is killed at the very start."""
 LEFT = re.compile(hidden_names(r"\d{6,}\.png"))
 """What a killed process leaves among pictures."""
 
@@ -75,6 +77,7 @@ class SampleFiles(ABC):
                 self._compare(settings)
             else:
                 write_json(self.folder / RECORD, dict(settings))
+            remove_entries(self.folder, BEGUN)
             self.tidy()
             yield
 
@@ -226,4 +229,4 @@ def _others(folder: Path) -> bool:
     """Whether there is something other than samples of ours."""
     if not folder.exists():
         return False
-    return not folder.is_dir() or (bool(names_in(folder)) and not (folder / RECORD).is_file())
+    return not folder.is_dir() or (RECORD not in names_in(folder) and not all(map(BEGUN.fullmatch, names_in(folder))))

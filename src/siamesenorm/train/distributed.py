@@ -98,7 +98,7 @@ class World:
             if chosen.type == "cuda":
                 torch.cuda.set_device(chosen)
             backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-            store = meet(place, world.timeout)
+            store = meet(place, min(world.timeout, timedelta(seconds=TIMEOUT)))
             dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=world.timeout)
         return world
 
