@@ -238,6 +238,23 @@ def kernels(folder: str) -> str:
     return table("kernels", make, folder)
 
 
+def plan(folder: str) -> str:
+    """What the plan predicts beside what was measured: MiB of a process, and their ratio."""
+
+    def cell(case: dict[str, Any], key: str) -> tuple[str, str]:
+        told, took = case["predicted"][key], case["measured"][key]
+        return f"{told / 2**20:.1f} / {took / 2**20:.1f}", f"{told / took:.2f}"
+
+    def make(data: dict[str, Any]) -> str:
+        rows = [(name, *cell(case, "peak"), *cell(case, "sent")) for name, case in data["facts"].items()]
+        near = [sum(abs(float(row[at]) - 1) <= 0.1 for row in rows) for at in (2, 4)]
+        head = ("run", "peak, MiB: predicted / measured", "ratio", "sent, MiB", "ratio")
+        words = f"Within 10 %: {near[0]} of {len(rows)} peaks, {near[1]} of {len(rows)} of the bytes sent."
+        return f"{words}\n\n{grid(head, rows)}"
+
+    return table("plan", make, folder)
+
+
 vision = beside_first("vision", "pre@eager")
 decoding = beside_first("decoding", "pre@eager")
 optimizers = beside_first("optimizers", "adamw@eager")

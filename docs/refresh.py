@@ -137,6 +137,7 @@ PARTS = {
         "cost-topologies": partial(tables.topologies, "", brief=True),
     },
     "docs/costs.md": {name: partial(make, "../") for name, make in tables.PARTS.items()},
+    "docs/plan.md": {"plan": partial(tables.plan, "../")},
     "docs/grafts.md": {"grafts": grafts.table_of_results},
     "docs/serving.md": {"served": served},
     "docs/topologies.md": {"sections": sections},

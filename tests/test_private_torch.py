@@ -31,6 +31,25 @@ def changes_in_place(operation, expected, *arguments):
     return tensor.tolist() == expected
 
 
+def makes_shapes_alone(mode):
+    with mode:
+        made = torch.ones(2, 3)
+    return type(made).__name__ == "FakeTensor" and made.shape == (2, 3) and made.untyped_storage().nbytes() == 24
+
+
+def sees_operators(mode):
+    seen = []
+
+    class Note(mode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            seen.append(operator)
+            return operator(*args, **(kwargs or {}))
+
+    with Note():
+        torch.ones(1) + 1
+    return torch.ops.aten.add.Tensor in seen
+
+
 TREE = {"a": (torch.zeros(()), torch.ones(())), "b": [2]}
 PYTREE = "torch.utils._pytree"
 
@@ -41,6 +60,13 @@ PRIVATE = {
     "torch._C._functorch.is_legacy_batchedtensor": lambda f: not f(torch.ones(1)),
     "torch._C._functorch.get_unwrapped": lambda f: under_vmap(lambda x: f(x).shape) == [(2,)],
     "torch._subclasses.fake_tensor.FakeTensor": lambda found: issubclass(found, torch.Tensor),
+    "torch._subclasses.fake_tensor.FakeTensorMode": lambda mode: makes_shapes_alone(mode()),
+    "torch.ops.aten._local_scalar_dense.default": lambda read: read(torch.tensor(2.0)) == 2.0,
+    "torch.ops.aten._to_copy.default": lambda cast: cast(torch.ones(1), dtype=torch.bfloat16).dtype is torch.bfloat16,
+    "torch.distributed.distributed_c10d._resolve_process_group": lambda f: (
+        next(iter(inspect.signature(f).parameters)) == "group_name"
+    ),
+    "torch.utils._python_dispatch.TorchDispatchMode": sees_operators,
     "torch.autograd.forward_ad._current_level": lambda level: level == -1,
     "torch.jit._trace.is_tracing": lambda f: f is torch.jit.is_tracing and not f(),
     "torch.utils._python_dispatch.is_in_torch_dispatch_mode": lambda f: not f(),

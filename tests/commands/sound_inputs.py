@@ -52,6 +52,7 @@ SMALL_FID = "--classifier digits --cache {cache} --json"
 INVOCATIONS = [
     *map(of, (
         "topologies siamese --blocks 2 --dim 8", "models lm-nano --topology pre", "recipes {recipe} lr=1e-3",
+        "plan {recipe} --gpus 1 --json",
         "generate {lm} a --tokens 2 --seed 1", "generate {half} a --tokens 2", "generate {hf} a --tokens 2",
         "inspect {lm} --tokens 16 --no-removal --json", "inspect {cls} --tokens 16 --no-removal --json",
         "inspect {dit} --tokens 16 --no-removal --json", "inspect {hf} --text {text} --tokens 16 --no-removal --json",

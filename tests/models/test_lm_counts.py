@@ -71,7 +71,9 @@ def test_flops_are_those_that_torch_counts():
 
 
 @pytest.mark.parametrize("kernels", [nullcontext, native.disabled])
-@pytest.mark.parametrize("topology", ["pre", "siamese", "hyper", "mhc_lite", "gr", "dense"])
+@pytest.mark.parametrize(
+    "topology", ["pre", "siamese", "hyper", "mhc_lite", "gr", "dense", "siamese:form=hybrid_pre", "subln", "reordered"]
+)
 def test_activation_estimate_is_near_what_autograd_keeps(topology, kernels):
     model = stirred(topology, dim=64, ffn_dim=192, heads=4, kv_heads=4, head_dim=16, blocks=4)
     tokens = torch.zeros(4, 64, dtype=torch.long)

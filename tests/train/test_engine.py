@@ -93,7 +93,7 @@ def test_auto_is_what_fits(monkeypatch):
     config = tiny("batch_size=24", "micro_batch_size=auto")
     task, sizes = find_task(config.task)(config), []
     for samples in (24, 13, 12, 3, 0):
-        room = sum(memory.least_memory(config, task, World(), samples)) / micro_batch.FILLED + 1
+        room = sum(memory.memory_need(config, task, World(), samples)) / micro_batch.FILLED + 1
         monkeypatch.setattr(micro_batch, "free_memory", lambda device, processes, room=room: memory.Room(room, ""))
         sizes.append(MicroBatches(config, task, World()).size)
     assert sizes == [24, 12, 12, 3, 1]

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from siamesenorm.tasks import find_task
 from siamesenorm.train import memory
+from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.loop import train
 from siamesenorm.train.memory import Room, free_memory, group_room, machine_room, process_room
@@ -72,7 +74,25 @@ def test_ulimit_is_the_memory_of_a_process(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (used + GIB, resource.RLIM_INFINITY))
     assert process_room(3).size == pytest.approx(3 * process_room().size, rel=0.01)
     assert process_room().size == pytest.approx(GIB, rel=0.5)
-    with pytest.raises(ConfigError, match=r"parameters are not allowed here; .* and ulimit -v leaves [01]\.\d GiB$"):
+    refused = r"parameters are not allowed here; .* and ulimit -v leaves [01]\.\d GiB; train\.memory_check=false begins"
+    with pytest.raises(ConfigError, match=refused):
         train(tiny("model.dim=4096", "model.ffn_dim=65536"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert train(tiny("steps=1", "warmup=0"), tmp_path / "run").state == "finished"
+
+
+def test_a_step_that_does_not_fit_is_refused_and_may_be_tried(monkeypatch):
+    """By the plan's count, however the batch is divided; the sentence says how to go on."""
+    config = tiny("batch_size=24")
+    task, world = find_task(config.task)(config), World()
+    need = sum(memory.memory_need(config, task, world))
+    for size, fits in ((1.01 * need, True), (0.99 * need, False)):
+        monkeypatch.setattr(memory, "free_memory", lambda device, processes, size=size: Room(size, "here are {} free"))
+        if fits:
+            memory.check_memory(config, task, world)
+        else:
+            with pytest.raises(
+                ConfigError, match=r"a micro-batch of 24 needs .*; train\.memory_check=false begins all"
+            ):
+                memory.check_memory(config, task, world)
+    memory.check_memory(tiny("batch_size=24", "train.memory_check=false"), task, world)

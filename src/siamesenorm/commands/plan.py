@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from siamesenorm.commands.train import complete_recipe
+from siamesenorm.commands.completion import complete_field, complete_recipe, complete_topology
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from siamesenorm.train.planning.plan import Choice, Plan
 
 GIB = 2**30
-
-
-def complete_gpu(incomplete: str) -> list[str]:
-    """Names of GPUs, for the shell."""
-    from siamesenorm.train.planning.hardware import GPUS
-
-    return [name for name in GPUS if name.startswith(incomplete)]
 
 
 def plan(
@@ -37,12 +30,22 @@ def plan(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE…]", help="Fields to change, as for train.", show_default=False),
+        typer.Argument(
+            metavar="[KEY=VALUE…]",
+            help="Fields to change, as for train.",
+            autocompletion=complete_field,
+            show_default=False,
+        ),
     ] = None,
     gpus: Annotated[int, typer.Option(help="How many, 1 to 4096.")] = 8,
-    gpu: Annotated[str, typer.Option(help="Which; a wrong name lists all.", autocompletion=complete_gpu)] = "h100",
+    gpu: Annotated[str, typer.Option(help="Which; a wrong name lists all.")] = "h100",
     topology: Annotated[
-        str | None, typer.Option(help="Plan with this topology instead of the recipe's.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Plan with this topology instead of the recipe's.",
+            autocompletion=complete_topology,
+            show_default=False,
+        ),
     ] = None,
     machine: Annotated[int, typer.Option(min=1, max=4096, help="GPUs in one machine, joined by fast links.")] = 8,
     assume: Annotated[

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.stack import Block
 from siamesenorm.residual import Norms, Residual
 from siamesenorm.residual.kernels import native
+from siamesenorm.residual.kernels.eager import planned_for
 
 FLOAT32 = 4
 
@@ -120,12 +123,29 @@ def saved_bytes(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage  # held, so that no other takes its place
+        kept[storage._cdata] = storage  # held, so that no other takes its place
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         function(x)
     return sum(storage.nbytes() for storage in kept.values())
+
+
+def kept_inside(block: Block, inputs: Callable[[int], tuple[Tensor, Any]]) -> float:
+    """Numbers of one row that autograd keeps of a block's sublayers beside what they read, seen without values.
+
+    inputs: a reading of so many rows, and what goes with it. The block lies on the meta device and is changed.
+    """
+    with planned_for("cpu", FakeTensor), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+        block.to_empty(device="cpu")
+        kept = 0.0
+        for sublayer in (block.attend, block.feed):
+            sizes = []
+            for rows in (1, 2):  # the difference of two: what is kept of weights goes
+                h, context = inputs(rows)
+                sizes.append(saved_bytes(partial(sublayer, context=context), h.requires_grad_()))
+            kept += (sizes[1] - sizes[0]) / FLOAT32 - h[:1].numel()
+    return kept
 
 
 def kept_per_token(*, blocks: int, dim: int, links: float, attention: int, ffn: int) -> int:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, cast
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from siamesenorm.models.counts import (
+    FLOAT32,
     Counts,
     counts_of,
     flops_per_token,
     kept_by_ffn,
     kept_by_links,
+    kept_inside,
     kept_per_token,
     size_of_sublayers,
 )
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
+from siamesenorm.models.stack import Block
+
+SEEN_TOKENS = 16
+"""Of a row on which it is seen what sublayers keep."""
 
 
 def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
@@ -23,13 +32,29 @@ def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
     length = length or config.max_length
     with torch.device("meta"):
         model = LanguageModel(config)
-    return counts_of(
-        model,
-        flops=flops_of_token(model, length),
-        length=length,
-        activations=activations_of_token(config, kept_by_links(config.topology, config.blocks, model.residual.norms)),
-        idle=idle_parameters(model),
+    counted = counts_of(
+        model, flops=flops_of_token(model, length), length=length, activations=0, idle=idle_parameters(model)
     )
+    links = kept_by_links(config.topology, config.blocks, model.residual.norms)
+    activations = int(links * config.dim + kept_in_sublayers(model))
+    return replace(counted, activation_bytes=FLOAT32 * activations)
+
+
+def kept_in_sublayers(model: LanguageModel) -> float:
+    """Numbers of a token that autograd keeps inside of all sublayers; of every kind of block one is looked at."""
+    tokens = min(SEEN_TOKENS, model.config.max_length)
+
+    def inputs(rows: int) -> tuple[Tensor, Any]:
+        return torch.empty(rows, tokens, model.config.dim), model.context(torch.zeros(rows, tokens, dtype=torch.long))
+
+    kinds: dict[str, float] = {}
+    total = 0.0
+    for block in model.blocks:
+        kind = f"{block.attention}{block.ffn}"
+        if kind not in kinds:
+            kinds[kind] = kept_inside(cast(Block, block), inputs) / tokens
+        total += kinds[kind]
+    return total
 
 
 def idle_parameters(model: LanguageModel) -> int:
@@ -53,7 +78,7 @@ def flops_of_token(model: LanguageModel, length: int) -> float:
 
 
 def activations_of_token(config: LMConfig, links: float) -> int:
-    """Numbers kept by links, and in sublayers: q, k, v, attention's output, the FFN's inner."""
+    """Numbers kept by links, and in sublayers at least: q, k, v, attention's output, the FFN's inner."""
     c = config
     heads = 2 * (c.heads + c.key_heads) * c.head_width
     hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim

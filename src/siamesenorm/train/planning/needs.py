@@ -15,7 +15,7 @@ import torch
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.optimizer import parameter_groups
 from siamesenorm.train.planning.layouts import Layout, of_process
-from siamesenorm.train.planning.profile import Profile, Question, Stage, profile, whole_model
+from siamesenorm.train.planning.profile import Profile, Question, Stage, grown, whole_model
 
 FLOAT = 4
 MUON_COPIES = 5
@@ -96,7 +96,7 @@ def need_of(config: RunConfig, layout: Layout, device: str, found: Profile | Non
     own = of_process(config, layout)
     parts = parts_of(own)
     if found is None:
-        found = profile(Question(own, layout.micro_batch, device, layout.checkpointing))
+        found = grown(Question(own, layout.micro_batch, device, layout.checkpointing))
     shards = layout.shards
     ema = config.train.ema is not None
     weights, gradients = FLOAT * parts.all / shards, FLOAT * parts.trained / shards

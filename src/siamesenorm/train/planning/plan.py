@@ -18,12 +18,10 @@ from siamesenorm.train.planning.layouts import (
     problem_of,
 )
 from siamesenorm.train.planning.needs import Need, need_of, parts_of
-from siamesenorm.train.planning.profile import Profile, Question, profile
+from siamesenorm.train.planning.profile import Profile, Question, grown
 from siamesenorm.train.planning.timing import Sent, StepTime, sent_by, step_time
 
 MOST_GPUS = 4096
-FEW_ROWS, MORE_ROWS = 1, 2
-"""Samples of the parts that are traced; all others follow from these."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def check_given(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions) ->
 def evaluate(config: RunConfig, layout: Layout, gpu: GPU, assumed: Assumptions, found: Profile | None = None) -> Choice:
     """What a layout comes to; found: its profile, where it is known."""
     own = of_process(config, layout)
-    found = found or profile(Question(own, layout.micro_batch, "cuda", layout.checkpointing))
+    found = found or grown(Question(own, layout.micro_batch, "cuda", layout.checkpointing))
     need, parts = need_of(config, layout, "cuda", found), parts_of(own)
     time = step_time(config, layout, found, parts, gpu, assumed)
     flops = found.flops * layout.parts(config.train.batch_size)
@@ -161,17 +159,13 @@ def evaluate(config: RunConfig, layout: Layout, gpu: GPU, assumed: Assumptions, 
 
 
 def _estimated(config: RunConfig, layout: Layout) -> Profile:
-    """A profile from those of small parts, and of tensor groups of two: what is split halves, the rest stays."""
-    whole = _of_rows(config, layout)
+    """A profile from that of a whole model and of tensor groups of two: what is split halves, the rest stays."""
+    whole = grown(Question(config, layout.micro_batch, "cuda", layout.checkpointing))
     if layout.tensor == 1:
         return whole
-    halves = _of_rows(of_process(config, replace(layout, tensor=2)), layout)
+    own = of_process(config, replace(layout, tensor=2))
+    halves = grown(Question(own, layout.micro_batch, "cuda", layout.checkpointing))
     return whole.towards(halves, 2 * (1 - 1 / layout.tensor))
-
-
-def _of_rows(config: RunConfig, layout: Layout) -> Profile:
-    few, more = (profile(Question(config, rows, "cuda", layout.checkpointing)) for rows in (FEW_ROWS, MORE_ROWS))
-    return few.towards(more, (layout.micro_batch - FEW_ROWS) / (MORE_ROWS - FEW_ROWS))
 
 
 def best_of_kinds(choices: Sequence[Choice], most: int) -> Iterator[Choice]:

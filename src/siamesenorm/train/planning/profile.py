@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from siamesenorm.layers.cross_entropy import chunk_tokens
 from siamesenorm.models.counts import kept_by_links
 from siamesenorm.models.stack import Stack
 from siamesenorm.tasks import find_task
@@ -111,6 +112,21 @@ class Question:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Question) and self.key == other.key
+
+
+def grown(question: Question) -> Profile:
+    """The same of a part of any size, from profiles of two others: all grows with the samples.
+
+    The head's logits do so up to a chunk of tokens, so that the two lie on the same side of it.
+    """
+    config: Any = question.config
+    vocabulary = getattr(config.model, "vocab_size", None)
+    chunk = 1 if vocabulary is None else -(-chunk_tokens(vocabulary) // config.sample_tokens)
+    few, more = (1, chunk) if question.rows < chunk else (chunk, 2 * chunk)
+    if question.rows in (few, more):
+        return profile(question)
+    small, large = (profile(replace(question, rows=rows)) for rows in (few, more))
+    return small.towards(large, (question.rows - few) / (more - few))
 
 
 @functools.lru_cache(maxsize=256)

@@ -207,9 +207,9 @@ def group_size(args: Any) -> int:
             with contextlib.suppress(Exception):
                 return int(dist.ProcessGroup.unbox(value).size())
         if isinstance(value, str) and value not in ("sum", "avg", "max", "min", "product"):
-            from torch.distributed.distributed_c10d import _resolve_process_group
+            from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 
-            return int(_resolve_process_group(value).size())  # type: ignore[arg-type]
+            return int(_resolve_process_group(value).size())
     return 1
 
 

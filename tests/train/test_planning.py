@@ -1,0 +1,214 @@
+"""Plans: what is counted without values against real steps and real sharding, refusals, and commands of the docs."""
+
+import dataclasses
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from siamesenorm.cli import main
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.distributed import World
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.planning import plan as planning
+from siamesenorm.train.planning.hardware import GPUS, Assumptions, assumptions, find_gpu
+from siamesenorm.train.planning.layouts import Layout, given_layout, of_process, possible_layouts, problem_of
+from siamesenorm.train.planning.needs import need_of, parts_of
+from siamesenorm.train.planning.profile import Question, profile, traced, whole_model
+from siamesenorm.train.planning.timing import sent_by
+from siamesenorm.train.planning.tracing import shapes_alone, trace_step
+from siamesenorm.train.recipes import resolve
+
+from .worlds import run_world
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "model.dim=32", "model.ffn_dim=64", "model.heads=4", "model.vocab_size=300", "model.max_length=16",
+    "data.sequence_length=16", "train.batch_size=8",
+)  # fmt: skip
+
+
+def small(*overrides: str) -> RunConfig:
+    return resolve("lm-tiny", [*SMALL, "blocks=5", *overrides])
+
+
+def kept_by_a_real_step(config: RunConfig, rows: int) -> int:
+    """Bytes of all storages that autograd saves, weights left out, and of the loss's own gradients."""
+    model = LanguageModel(config.model, seed=0)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storages: dict[int, int] = {}
+    alive = []
+
+    def note(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        alive.append(tensor)
+        return tensor
+
+    ids = torch.zeros(rows, 16, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        alive.append(model(ids, labels=ids).loss)
+    return sum(size for at, size in storages.items() if at not in weights)
+
+
+@pytest.mark.parametrize("topology", ["pre", "siamese:form=hybrid_pre", "subln", "mhc", "gr", "attnres:blocks=1"])
+def test_what_is_kept_is_what_autograd_saves(topology):
+    """Five blocks from traces of two and three; norms inside sublayers, rows, and streams that grow with depth."""
+    config = small(f"topology={topology}")
+    found = profile(Question(config, 4, "cpu", "none"))
+    assert found.kept == pytest.approx(kept_by_a_real_step(config, 4), rel=0.02)
+
+
+def test_precision_counts():
+    """Activations in bf16 take half, weights' casts included; streams and norms stay in fp32."""
+    full = traced(Question(small("topology=pre"), 8, "cuda", "none"), 2)
+    half = traced(Question(small("topology=pre", "precision=bf16"), 8, "cuda", "none"), 2)
+    assert 0.4 * full.kept < half.kept < 0.8 * full.kept
+
+
+def test_checkpointing_keeps_less_and_computes_more():
+    kinds = [traced(Question(small("topology=pre"), 8, "cpu", kind), 3) for kind in ("none", "sublayer", "full")]
+    assert kinds[0].kept > kinds[1].kept > kinds[2].kept
+    assert kinds[0].flops < kinds[1].flops <= kinds[2].flops
+
+
+def sharded_trace(world: World, precision: str, blocks: int) -> tuple[dict[tuple[str, int], int], dict[str, float]]:
+    """Stages and bytes of a step of FSDP2 itself, among eight processes of which seven do not exist."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from siamesenorm.train.parallel import apply_parallelism
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    world = World(0, 8, 0, 8, mode="fsdp")
+    config = small("topology=siamese", f"precision={precision}", f"blocks={blocks}")
+    dtype = torch.bfloat16 if precision == "bf16" else None
+    model = whole_model(config)
+    assert world.mesh.size() == 8
+    with shapes_alone("cpu"):
+        model.to_empty(device="cpu")
+        spread = apply_parallelism(model, world, dtype=dtype)
+        ids = torch.zeros(4, 16, dtype=torch.long)
+        autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is not None)
+        trace = trace_step(spread, lambda model: model(ids, labels=ids).loss, autocast)
+    dist.destroy_process_group()
+    return {stage: moment.both for stage, moment in trace.stages.items()}, trace.sent
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_sharding_adds_is_what_fsdp_does(precision):
+    """The formulas against a step that is really sharded, in a world of fake processes."""
+    ((stages, sent),) = run_world(1, sharded_trace, precision, 5)
+    config = small("topology=siamese", f"precision={precision}", "micro_batch_size=4", "batch_size=32")
+    layout = Layout(8, "fsdp", 4, shards=8)
+    need = need_of(config, layout, "cpu")
+    assert need.peak - need.weights - need.optimizer == pytest.approx(max(stages.values()), rel=0.1)
+    told = sent_by(config, layout, parts_of(config))
+    assert told.all_gather == pytest.approx(sent["all_gather"], rel=0.05)
+    assert told.reduce_scatter == pytest.approx(sent["reduce_scatter"], rel=0.05)
+
+
+def test_a_process_of_a_tensor_group_has_its_part():
+    config = small("topology=pre", "model.heads=4")
+    half = of_process(config, Layout(2, "tp", 1, tensor=2))
+    assert (half.model.heads, half.model.ffn_dim, half.model.head_width) == (2, 32, config.model.head_width)
+    assert parts_of(half).blocks < 0.6 * parts_of(config).blocks
+    assert parts_of(half).root == parts_of(config).root
+
+
+def test_state_by_hand():
+    config = small("topology=pre", "ema=0.9")
+    count = parts_of(config).all
+    assert count == sum(p.numel() for p in LanguageModel(config.model).parameters())
+    need = need_of(config, Layout(4, "hsdp", 1, shards=2), "cpu")
+    assert (need.weights, need.gradients, need.optimizer) == (2 * count, 2 * count, 6 * count)
+    muon = parts_of(small("topology=pre", "optimizer.kind=muon"))
+    assert count < muon.moments < 2 * count
+
+
+def test_layouts_and_why_others_are_not_there():
+    config = small("model.heads=2", "kv_heads=2")
+    assert {layout.mode for layout in possible_layouts(config, 16, 8)} == {"ddp", "fsdp", "hsdp", "tp"}
+    assert problem_of(config, Layout(4, "tp", 1, tensor=4)) == "model.heads = 2 is no multiple of a tensor group of 4"
+    assert problem_of(config, Layout(16, "ddp", 1)) == "train.batch_size = 8 is less than 16 processes"
+    with pytest.raises(ConfigError, match="--gpus: 12 is not allowed; it takes up to 8 or whole machines of as many"):
+        planning.make_plan(config, 12, GPUS["h100"])
+
+
+def test_the_command(capsys, monkeypatch):
+    """One GPU: a verdict, a command that says what was chosen, and the run's own configuration beside it."""
+    monkeypatch.setattr("siamesenorm.train.planning.layouts.CHECKPOINTING", ("none",))
+    small_ones = [*SMALL, "blocks=4", "topology=pre"]
+    assert main(["plan", "lm-tiny", *small_ones, "--gpus", "1", "--gpu", "L4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    best = told["layouts"][0]
+    assert told["gpu"]["name"] == "l4"
+    assert best["memory"]["peak"] >= best["memory"]["weights"] + best["memory"]["optimizer"]
+    assert told["verdict"].startswith("fits on 1 × l4: one GPU with micro-batches of ")
+    assert told["command"].startswith("siamesenorm train lm-tiny model.dim=32")
+    assert told["as_configured"]["layout"]["micro_batch"] == 8
+    assert main(["plan", "lm-tiny", *small_ones, "--gpus", "1", "--assume", "usable=0.00001"]) == 1
+    assert "does not fit on 1 × h100: the smallest layout" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--gpu", "h1000"], "--gpu: unknown name 'h1000'; known names: l4, rtx4090, l40s, .*; did you mean 'h100'"),
+        (["--gpus", "0"], "--gpus: 0 is not allowed; it takes 1 to 4096"),
+        (["--gpus", "5000"], "--gpus: 5000 is not allowed; it takes 1 to 4096"),
+        (["--assume", "matmul=2"], "--assume: matmul=2 is not allowed; it takes a number above 0 and up to 1"),
+        (["--assume", "luck=1"], "--assume: unknown name 'luck'; known names: bandwidth, .*"),
+        (["--topology", "siamise"], ".*siamise.*"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence, capsys):
+    assert main(["plan", "lm-tiny", *arguments]) == 2
+    assert re.search(sentence, capsys.readouterr().err)
+
+
+def test_assumptions_are_settable():
+    assert assumptions(["matmul=0.5", "overlap=0"]) == dataclasses.replace(Assumptions(), matmul=0.5, overlap=0.0)
+    assert find_gpu("H100", 4).machine == 4
+
+
+# Commands that name a machine ---------------------------------------------------------------------------------
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMED = re.compile(r"^torchrun .*?--nproc-per-node (\d+) -m (?:-- )?siamesenorm train ([^\n#]+)", re.MULTILINE)
+
+
+def commands_of_docs() -> set[tuple[int, str]]:
+    """Processes and what is trained, of every torchrun command that trains."""
+    text = "\n".join(page.read_text(encoding="utf-8").replace("\\\n", " ") for page in PAGES)
+    return {(int(count), " ".join(words.split())) for count, words in NAMED.findall(text)}
+
+
+def fits(gpus: int, recipe: str, overrides: list[str], gpu: str = "h100") -> bool:
+    config = resolve(recipe, overrides)
+    layout = given_layout(config, gpus, 8)
+    need = need_of(config, layout, "cuda")
+    return need.peak < GPUS[gpu].memory * Assumptions().usable
+
+
+def test_commands_of_the_docs_fit_on_the_machine_that_they_name():
+    """Eight GPUs of 80 GB where nothing else is said."""
+    found = commands_of_docs()
+    assert len(found) >= 3
+    for gpus, words in found:
+        recipe, *rest = shlex.split(words)
+        overrides = [word for word in rest if "=" in word and not word.startswith("-")]
+        assert fits(gpus, recipe, overrides), words
+
+
+@pytest.mark.parametrize(("recipe", "gpus"), [("lm-1.3b", 32), ("moe-15b-a2b", 64)])
+def test_recipes_fit_on_the_machine_that_they_name(recipe, gpus):
+    assert fits(gpus, recipe, [])
+
+
+def test_less_memory_is_too_little():
+    """The check can fail: what fits into 80 GB does not fit into 24."""
+    assert not fits(8, "lm-1.3b", [], "l4")
