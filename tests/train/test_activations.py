@@ -16,6 +16,10 @@ RANDOM_STATE = torch.get_rng_state().numel()
 """Bytes of the generator that torch keeps with every block, to draw the same again."""
 
 
+PRODUCTS = 4 * IDS.numel() * (64 + 32 + 32 + 96 + 32) + 2**13
+"""Bytes of what a block's projections to q, k, v, attention, and the others give, and of small things beside."""
+
+
 def live_bytes(run):
     """What memory a call leaves in use while its result is there."""
     gc.collect()
@@ -66,6 +70,44 @@ def test_full_keeps_the_streams_between_blocks_alone(topology):
 def test_sublayer_keeps_less_than_none_and_more_than_full(topology):
     none, sublayer, full = (kept_by_a_block(topology, kind) for kind in ("none", "sublayer", "full"))
     assert full < sublayer < 0.75 * none
+
+
+@pytest.mark.parametrize("topology", ["siamese", "pre"])
+def test_selective_keeps_matrix_products_and_attention_beside_the_streams(topology):
+    none, selective, full = (kept_by_a_block(topology, kind) for kind in ("none", "selective", "full"))
+    assert full < selective <= full + PRODUCTS < none
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+def test_of_several_blocks_one_is_computed_again(kind):
+    """Three of four blocks keep everything."""
+    kept = {}
+    for every in (1, 2, 4, 5):
+        model = LanguageModel(config("siamese", blocks=4, dim=32), seed=0)
+        checkpoint_activations(model, kind, every)
+        kept[every] = saved_tensors(lambda model=model: model(IDS, labels=IDS).loss)
+    model = LanguageModel(config("siamese", blocks=4, dim=32), seed=0)
+    assert kept[1] < kept[2] < kept[4] < kept[5] == saved_tensors(lambda: model(IDS, labels=IDS).loss)
+
+
+def saved_tensors(run):
+    """How many tensors autograd keeps of a pass."""
+    count = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: count.append(1) or tensor, lambda tensor: tensor):
+        run()
+    return len(count)
+
+
+@pytest.mark.parametrize("topology", ALL)
+def test_selective_is_exact_on_every_topology(topology):
+    ids, grads, losses = IDS[:2, :9] + torch.arange(9), [], []
+    for kind in ("none", "selective"):
+        model = LanguageModel(config(topology), seed=0)
+        checkpoint_activations(model, kind)
+        losses.append(model(ids[:, :-1], labels=ids[:, 1:]).loss)
+        grads.append(torch.autograd.grad(losses[-1], list(model.parameters()), allow_unused=True))
+    torch.testing.assert_close(losses[1], losses[0], rtol=0, atol=0)
+    torch.testing.assert_close(grads[1], grads[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -73,6 +73,11 @@ def eager_losses(topology):
     return train(topology, compiled=False)[0]
 
 
+def test_what_is_kept_selectively_is_in_the_graph():
+    result = train("siamese", checkpointing="selective")
+    assert_one_graph_a_shape(result, "siamese", eager_losses("siamese"))
+
+
 @pytest.mark.parametrize("checkpointing", ["none", "full", "sublayer"])
 def test_one_process(checkpointing):
     """Checkpointing of whole blocks lies around their graphs: there, one topology of each kind of streams."""

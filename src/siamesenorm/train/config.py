@@ -87,9 +87,13 @@ class StepsConfig(Section):
         description="Whether blocks go through torch.compile; null: where it pays, on GPUs and in runs of 2000 steps "
         "or more on CPUs with a C++ compiler.",
     )
-    activation_checkpointing: Annotated[Literal["none", "full", "sublayer"], HOW] = Field(
+    activation_checkpointing: Annotated[Literal["none", "full", "sublayer", "selective"], HOW] = Field(
         default="none",
-        description="What backward computes again instead of keeping: nothing, whole blocks, or inside sublayers.",
+        description="What backward computes again instead of keeping: nothing, whole blocks, the inside of sublayers, "
+        "or all but matrix products and attention.",
+    )
+    checkpointed_every: Annotated[int, HOW] = Field(
+        default=1, ge=1, le=4096, description="Of so many blocks, one is computed again; the others keep everything."
     )
     ema: float | None = Field(
         default=None, gt=0, lt=1, description="Decay of averaged weights, which are then evaluated and exported."

@@ -122,7 +122,7 @@ class Engine:
             raise ConfigError("parallel.mode: 'tp' is not allowed with factors of LoRA; it takes ddp, fsdp or hsdp")
         # backward computes gradients of all activations, but of trained weights alone
         self.flops_per_sample *= (2 + self.trained.share) / 3
-        checkpoint_activations(model, self.config.train.activation_checkpointing)
+        checkpoint_activations(model, self.config.train.activation_checkpointing, self.config.train.checkpointed_every)
         return model if divided else model.to(self.world.device)
 
     def _open(self) -> None:
