@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import Batch as Batch
+from siamesenorm.field_errors import PlainModel
 from siamesenorm.tasks.metrics import Metric, Metrics
 
 Average = Callable[[dict[str, float]], dict[str, float]]
@@ -21,7 +22,7 @@ LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20}
 """Beyond these a number is a slip of the finger, not a model."""
 
 
-class Section(BaseModel):
+class Section(PlainModel):
     """A part of the configuration; unknown fields are refused, and text is not taken for a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
