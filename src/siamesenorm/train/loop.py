@@ -59,12 +59,14 @@ def train(
     world: World | None = None,
     provenance: dict[str, Any] | None = None,
     alone: bool = True,
+    keep_state: bool = True,
 ) -> Result:
     """Train a configuration in a folder, from its newest checkpoint if there is one.
 
     mode: ``auto`` begins or resumes, ``resume`` wants something to resume, ``restart`` begins anew.
     provenance: what cell.json says of where it comes from; default: this process, its command, hashes of its data.
     alone: whether this process does nothing else, so that its memory is the run's.
+    keep_state: whether a finished run leaves a checkpoint of its last step beside its weights.
     A run that diverges ends with the state ``diverged``; bad input raises `ConfigError` before anything is written.
     """
     own = world is None
@@ -93,7 +95,7 @@ def train(
             stack.callback(engine.close)
             world.agree_with_main(lambda: run.begin(config, mode))
             world.agree_with_main(lambda: facts.begin(anew=mode == "restart"))
-            loop = Loop(engine, run, display or QuietDisplay())
+            loop = Loop(engine, run, display or QuietDisplay(), keep_state=keep_state)
             stack.callback(loop.close)
             result = loop.run()
             if world.is_main:
@@ -130,7 +132,8 @@ def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
 class Loop:
     """One process's part of a run."""
 
-    def __init__(self, engine: Engine, run: RunFolder, display: Display) -> None:
+    def __init__(self, engine: Engine, run: RunFolder, display: Display, *, keep_state: bool = True) -> None:
+        self.keep_state = keep_state
         config, task, world = engine.config, engine.task, engine.world
         self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
         self.recorder = world.agree(lambda: Recorder(config, task, run, world, display))
@@ -343,7 +346,7 @@ class Loop:
         succeeded, facts = True, {}
         if state == "diverged":
             message = f"diverged at step {self.step + 1}: {message}"
-        elif self.saved != self.step:
+        elif self.saved != self.step and (self.keep_state or state != "finished"):
             succeeded = self.save(wait=True)
         succeeded = self.store.finish() and succeeded
         if state == "finished":
