@@ -1,10 +1,10 @@
-# make demo | test | test-portable | test-lowest | test-vllm | lint | docs | site | clean | help. Everything runs in .venv, which is made on first use.
+# make demo | test | test-portable | test-lowest | test-vllm | test-torchtitan | lint | docs | site | clean | help. Everything runs in .venv, which is made on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-portable test-lowest test-vllm lint docs site clean
+.PHONY: help demo test test-portable test-lowest test-vllm test-torchtitan lint docs site clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 21
@@ -31,6 +31,9 @@ test-lowest: $(READY) ## tests in an environment of the lowest versions that pyp
 
 test-vllm: $(READY) ## every topology in vLLM, in an environment of its own; writes benchmarks/results/vllm.json
 	$(BIN)/python scripts/vllm/check.py
+
+test-torchtitan: $(READY) ## our model in torchtitan, in an environment of its own; writes benchmarks/results/torchtitan.json
+	$(BIN)/python scripts/torchtitan/check.py
 
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .

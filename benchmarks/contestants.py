@@ -164,6 +164,6 @@ def line_up(names: Iterable[str], shape: Shape, chosen: Iterable[str] | None = N
 
 
 def every_topology() -> list[str]:
-    """`pre`, then all others of the registry and the forms of `siamese`."""
+    """`pre`, then all others of the registry, the forms of `siamese` and AttnRes without groups."""
     others = [name for name in TOPOLOGIES if name != "pre"]
-    return ["pre", *others, "siamese:form=hybrid_pre", "siamese:form=plain"]
+    return ["pre", *others, "siamese:form=hybrid_pre", "siamese:form=plain", "attnres:blocks=0"]

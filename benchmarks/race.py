@@ -4,7 +4,8 @@ A turn is timed by the clock on the wall and by the processor time of the whole 
 first more than the second. Ratios are taken within a round, so that both sides saw the same machine, and reported as
 their median with quartiles, beside the ratio of the fastest turns of all rounds. Who begins changes from round to
 round. A command that is called again takes up its file where it stands: ``--rounds`` is what shall be in it at the
-end. Rounds of other sources, versions, threads or settings are not mixed: ``--fresh`` begins anew.
+end. A file is of one machine, versions, threads and settings, and all rounds of a race are of one source.
+``--fresh`` begins the races of a command anew; the file's others stay, if they are of the same conditions.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def arguments(about: str | None, name: str, *, rounds: int) -> argparse.Argument
     parser.add_argument("--rounds", type=count, default=rounds, help="rounds in the file at the end (%(default)s)")
     parser.add_argument("--threads", type=count, default=1, help="threads of every contestant (%(default)s)")
     parser.add_argument("--out", type=Path, help=f"the result file (benchmarks/results/{name}.json)")
-    parser.add_argument("--fresh", action="store_true", help="begin anew where a result file is")
+    parser.add_argument("--fresh", action="store_true", help="begin these races anew where a result file is")
     parser.add_argument("--quick", action="store_true", help="see that it runs: tiny sizes, figures mean nothing")
     return parser
 
@@ -88,21 +89,23 @@ class Results:
         folder = Path(tempfile.mkdtemp(prefix="quick-")) if args.quick and args.out is None else RESULTS
         self.path: Path = args.out or folder / f"{args.name}.json"
         self.failed: list[str] = []
+        self.fresh, self.source = args.fresh, source()
         conditions = {**environment(), "threads": args.threads, "quick": args.quick, "setting": setting}
         conditions = json.loads(json.dumps(conditions))  # as it is read back: tuples are lists
-        self.data: dict[str, Any] = {"command": "", **conditions, "races": {}, "facts": {}}
-        if self.path.exists() and not args.fresh:
+        self.data: dict[str, Any] = {"command": "", **conditions, "races": {}, "facts": {}, "sources": {}}
+        if self.path.exists():
             try:
-                self.data = json.loads(self.path.read_text(encoding="utf-8"))
-                self.data["races"], self.data["facts"], self.data["command"]
+                data = json.loads(self.path.read_text(encoding="utf-8"))
+                data["races"], data["facts"], data["command"], data["sources"]
             except (OSError, ValueError, LookupError, TypeError):
                 parser.error(f"--out: {self.path} is no result file; name another one")
-            other = [key for key, value in conditions.items() if self.data.get(key) != value]
-            if other:
+            other = [key for key, value in conditions.items() if data.get(key) != value]
+            if other and not args.fresh:
                 parser.error(
                     f"--out: {self.path} holds rounds of another {' and '.join(other)}; "
                     "add --fresh to throw them away, or name another file"
                 )
+            self.data = self.data if other else data
         command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
         self.data["command"] = "; ".join(dict.fromkeys([*filter(None, self.data["command"].split("; ")), command]))
 
@@ -118,9 +121,14 @@ class Results:
 
         A race that fails is named at the end, after the others.
         """
-        race = self.data["races"].setdefault(name, {"facts": {}, "rounds": [], "load": []})
+        races = self.data["races"]
+        missing = self.fresh or len(races.get(name, {"rounds": []})["rounds"]) < self.rounds
+        if missing and self._is_other(name):
+            races.pop(name, None)
+        race = races.setdefault(name, {"facts": {}, "rounds": [], "load": []})
         race["facts"].update(facts)
-        if len(race["rounds"]) < self.rounds:
+        if missing:
+            self.data["sources"][name] = self.source
             try:
                 self._run(name, race, line_up())
             except Exception:  # hours of other races are worth more than this one
@@ -149,11 +157,16 @@ class Results:
             race["load"].append(os.getloadavg()[0])
             self.write()
 
+    def _is_other(self, name: str) -> bool:
+        """Whether what the file has under a name is to be thrown away, or of another source than this one."""
+        return self.fresh or self.data["sources"].get(name) != self.source
+
     def measure(self, name: str, of: Callable[[], Any]) -> Any:
         """A fact that needs no rounds, measured once."""
-        if name not in self.data["facts"]:
+        if name not in self.data["facts"] or self.fresh:
             try:
                 self.data["facts"][name] = of()
+                self.data["sources"][name] = self.source
                 self.write()
             except Exception:
                 traceback.print_exc()
@@ -211,7 +224,6 @@ def environment() -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in PACKAGES if importlib.util.find_spec(name)}
     return {
         "versions": {"siamesenorm": siamesenorm.__version__, "python": platform.python_version(), **versions},
-        "source": source(),
         "cpu": processor(),
     }
 

@@ -76,8 +76,8 @@ def products_of(name: str, shape: Shape) -> Turn:
     return turn
 
 
-def square_products(flops: float) -> tuple[Turn, float]:
-    """Products of the fastest square size, of about so many FLOPs together; and how many they are."""
+def fastest_square() -> int:
+    """The size of square matrices whose product reaches most FLOPs a second."""
 
     def best(size: int) -> float:
         a, b, times = torch.randn(size, size), torch.randn(size, size), []
@@ -87,7 +87,11 @@ def square_products(flops: float) -> tuple[Turn, float]:
             times.append(time.perf_counter() - began)
         return 2 * size**3 / min(times)
 
-    size = max(SIZES, key=best)
+    return max(SIZES, key=best)
+
+
+def square_products(size: int, flops: float) -> tuple[Turn, float]:
+    """Products of square matrices, of about so many FLOPs together; and how many they are."""
     count = max(1, round(flops / (2 * size**3)))
     a, b = torch.randn(size, size), torch.randn(size, size)
     return repeated(lambda: torch.mm(a, b), count), count * 2.0 * size**3
@@ -134,8 +138,8 @@ def main() -> int:
         flops = results.measure(f"{name} flops", lambda: {m: shape.steps * counted(m, shape) for m in models})  # noqa: B023
 
         def line() -> dict[str, Turn]:
-            square, done = square_products(flops["pre"] / 4)  # noqa: B023
-            results.data["facts"].setdefault(f"{name} square flops", done)  # noqa: B023
+            size = results.measure(f"{name} square size", fastest_square)  # noqa: B023
+            square, results.data["facts"][f"{name} square flops"] = square_products(size, flops["pre"] / 4)  # noqa: B023
             turns = {"square products": square, "products of pre": products_of("pre", shape)}  # noqa: B023
             return turns | line_up(models, shape, args.ways)  # noqa: B023
 

@@ -22,7 +22,7 @@ def table() -> str:
     """Every topology, one row each."""
     rows = ["| name | update | end | streams | extra parameters | arXiv |", "|---|---|---|---|---|---|"]
     for facts in catalogue():
-        paper = f"[{facts.arxiv}](https://arxiv.org/abs/{facts.arxiv})"
+        paper = "–" if facts.arxiv == "–" else f"[{facts.arxiv}](https://arxiv.org/abs/{facts.arxiv})"
         cells = (f"`{facts.name}`", _code(facts.equation), _code(facts.end), facts.streams, str(facts.per_block), paper)
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
@@ -101,6 +101,34 @@ def _first_sentence(path: Path) -> str:
     return re.split(r"(?<=\.)\s|:?\n\s*\n", " ".join((about or "").split("\n\n")[0].split()))[0]
 
 
+def served() -> str:
+    """What vLLM answered, model by model: the largest difference of a log-probability, or why there is none."""
+    results = json.loads((ROOT / "benchmarks/results/vllm.json").read_text(encoding="utf-8"))["results"]
+    parts = [part for part in SERVED if any(part in found for found in results.values())]
+    rows = [f"| model | {' | '.join(SERVED[part] for part in parts)} |", "|---|" + "---|" * len(parts)]
+    for name, found in results.items():
+        rows.append(f"| `{name}` | {' | '.join(_answered(found.get(part)) for part in parts)} |")
+    return "\n".join(rows)
+
+
+SERVED = {
+    "native": "plugin",
+    "transformers": "Transformers backend",
+    "tensor": "plugin, TP = 2",
+    "pipeline": "plugin, PP = 2, compiled",
+    "compiled": "plugin, compiled",
+    "server": "plugin, `vllm serve` and `openai`",
+}
+
+
+def _answered(result: dict[str, object] | None) -> str:
+    if result is None:
+        return "not run"
+    if "largest_difference" not in result:
+        return "fails"
+    return f"{result['largest_difference']:.0e}" if result["passed"] else "other tokens"
+
+
 PARTS = {
     "README.md": {
         "topologies": table,
@@ -110,6 +138,7 @@ PARTS = {
     },
     "docs/costs.md": {name: partial(make, "../") for name, make in tables.PARTS.items()},
     "docs/grafts.md": {"grafts": grafts.table_of_results},
+    "docs/serving.md": {"served": served},
     "docs/topologies.md": {"sections": sections},
     "docs/map.md": {"map": source_map},
 }

@@ -60,7 +60,7 @@ def test_a_second_call_adds_the_missing_rounds_alone(tmp_path):
     assert len(json.loads(out.read_text())["races"]["first"]["rounds"]) == 5
 
 
-def test_rounds_of_other_conditions_are_not_mixed(tmp_path, capsys, monkeypatch):
+def test_rounds_of_other_conditions_are_not_mixed(tmp_path, capsys):
     out = tmp_path / "some.json"
     opened(out, size=1).race("first", lambda: {"a": lambda: None})
     held = out.read_bytes()
@@ -68,12 +68,32 @@ def test_rounds_of_other_conditions_are_not_mixed(tmp_path, capsys, monkeypatch)
         with pytest.raises(SystemExit) as ended:
             opened(out, *options, **setting)
         assert ended.value.code == 2
-    monkeypatch.setattr(race, "source", lambda: "other code")
-    with pytest.raises(SystemExit):
-        opened(out, size=1)
-    assert "of another source" in capsys.readouterr().err
+    assert "of another setting" in capsys.readouterr().err
     assert out.read_bytes() == held
-    assert opened(out, "--fresh", size=1).data["races"] == {}
+    assert opened(out, "--fresh", size=2).data["races"] == {}
+
+
+def test_a_race_is_of_one_source(tmp_path, monkeypatch):
+    """One that is over stays when the code changes; one that needs more rounds begins anew."""
+    out = tmp_path / "some.json"
+    results = opened(out)
+    for name in ("over", "cut", "again"):
+        results.race(name, lambda: {"a": lambda: None})
+    results.measure("fact", lambda: 1)
+    del results.data["races"]["cut"]["rounds"][2:]
+    results.write()
+    before = json.loads(out.read_text())["races"]
+    monkeypatch.setattr(race, "source", lambda: "other code")
+    results = opened(out)
+    assert results.race("over", lambda: {"a": lambda: None}) == before["over"]["rounds"]
+    assert results.race("cut", lambda: {"a": lambda: None})[:2] != before["cut"]["rounds"]
+    assert results.measure("fact", lambda: 2) == 1
+    again = opened(out, "--fresh")
+    assert again.race("again", lambda: {"a": lambda: None}) != before["again"]["rounds"]
+    assert again.measure("fact", lambda: 2) == 2
+    assert again.data["races"]["over"] == before["over"]
+    others = {name for name, source in again.data["sources"].items() if source == "other code"}
+    assert others == {"cut", "again", "fact"}
 
 
 def test_what_is_no_result_file_is_left_alone(tmp_path, capsys):

@@ -26,6 +26,7 @@ from siamesenorm.data import prepare, read_index, resume, verify
 from siamesenorm.data.latents import encoding
 from siamesenorm.data.latents.encoding import encode_images
 from siamesenorm.data.latents.index import read_latent_index, verify_latents
+from siamesenorm.data.tensor_files import LazyTensors
 from siamesenorm.interop.huggingface import export as export_hf
 from siamesenorm.interop.staging import RECORD, check_target
 from siamesenorm.models.dit import DiT, DiTConfig
@@ -35,7 +36,7 @@ from siamesenorm.train import checkpoint_folder, folder
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.folder import CONFIG, OWN, RunFolder
 from siamesenorm.train.loop import train
-from siamesenorm.train.trained import Trained, is_export, save_trained
+from siamesenorm.train.stored import Stored, is_export, save_stored
 from train.small_runs import tiny
 
 CODES = (errno.ENOSPC, errno.EACCES)
@@ -248,7 +249,8 @@ def test_an_export_to_a_file(tmp_path, monkeypatch):
     def write(place, value):
         model = torch.nn.Linear(2, 2)
         torch.nn.init.constant_(model.weight, value)
-        save_trained(Trained(model, tiny("max_length=32"), 1, place.parent), place)
+        weights = LazyTensors.of(model.state_dict())
+        save_stored(Stored(model, tiny("max_length=32"), 1, place.parent, weights), place)
 
     def check(place, failed):
         assert is_export(place)

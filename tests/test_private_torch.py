@@ -61,6 +61,7 @@ PRIVATE = {
     f"{PYTREE}.tree_flatten": lambda f: len(f(TREE)[0]) == 3,
     f"{PYTREE}.tree_leaves": lambda f: len(f(TREE)) == 3,
     f"{PYTREE}.tree_unflatten": lambda f: f(*torch.utils._pytree.tree_flatten(TREE)) == TREE,
+    f"{PYTREE}.tree_map": lambda f: f(lambda t: t, {"a": (1, [2])}) == {"a": (1, [2])},
     f"{PYTREE}.tree_map_only": lambda f: f(torch.Tensor, lambda t: t.item(), TREE) == {"a": (0.0, 1.0), "b": [2]},
 }
 """Names, and whether what is found under them does what the code relies on."""

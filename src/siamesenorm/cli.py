@@ -103,19 +103,23 @@ def _register() -> None:
         import_model,
         inspect,
         models,
+        plan,
         predict,
         recipes,
         report,
         runs,
         sample,
+        study,
         train,
     )
 
     app.command()(compare.compare)
+    app.command()(study.study)
     app.command()(report.report)
     app.command()(runs.runs)
     app.command()(inspect.inspect)
     app.command()(train.train)
+    app.command()(plan.plan)
     app.command()(branch.branch)
     app.command()(recipes.recipes)
     app.command()(models.models)

@@ -77,6 +77,7 @@ INVOCATIONS = [
         "fid {made} digits --cache {cache} --json", f"fid {{made}} {{npz}} {SMALL_FID}",
         f"fid {{made}} {{stats}} {SMALL_FID}", "fid {made} {npz} --weights {tensors}",
         "compare --recipe {recipe} --topologies pre --lrs 1e-3 --seeds 0 --jobs 1 --out {out}",
+        "study {plan} --jobs 1 --cells {out}-cells --out {out}", "study {plan} --merge {results} --out {out}",
     )),
 ]  # fmt: skip
 WITH_DIFFUSERS = [
@@ -138,6 +139,7 @@ def make_inputs(root: Path, *, huggingface: bool = True, diffusers: bool = False
     _pictures(root)
     _statistics(root)
     _grid(root)
+    _study(root)
     _table(root)
     if huggingface:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -212,6 +214,20 @@ def _grid(root: Path) -> None:
         (folder / "cell.json").write_text(json.dumps(facts))
         (folder / "weights.safetensors").unlink()
     (root / "grid" / "grid.json").write_text(json.dumps({"cells": ["one", "two"], "preset": None}))
+
+
+def _study(root: Path) -> None:
+    from tests.lab.study_records import fill, plan_values
+
+    from siamesenorm.lab.study.plan import read_plan
+    from siamesenorm.lab.study.record import write_ledger
+    from siamesenorm.train.provenance import hash_of
+    from siamesenorm.train.yaml import write_yaml
+
+    code = {"set": {"data.train": ["python-code"]}, "sha256": {"python-code": hash_of("python-code")}}
+    (root / "plan.yaml").write_text(write_yaml(plan_values(corpora={"code": code})), encoding="utf-8")
+    (root / "results").mkdir()
+    write_ledger(root / "results", fill(read_plan(root / "plan.yaml"), lambda cell: 2.0 + cell.number / 10))
 
 
 def _table(root: Path) -> None:

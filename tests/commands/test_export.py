@@ -4,13 +4,19 @@ import os
 import shutil
 import threading
 
+import pytest
 import torch
 from safetensors.torch import load, load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from failing_files import contents
 from siamesenorm.cli import main
+from siamesenorm.train.folder import RunFolder
+from siamesenorm.train.loop import train
+from siamesenorm.train.recipes import resolve
+from siamesenorm.train.stored import open_stored
 from siamesenorm.train.trained import open_language_model
+from siamesenorm.train.yaml import write_yaml
 
 from .refusals import one_sentence
 
@@ -117,3 +123,53 @@ def test_weights_take_the_dtype_asked_for(language_run, tmp_path, capsys):
     assert "it takes one of float32, bfloat16, float16" in one_sentence(refused, capsys)
     assert "a pipeline keeps" in one_sentence([*refused[:3], "--to", "diffusers", "--dtype", "float32"], capsys)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_run_is_exported_tensor_by_tensor_in_shards_that_everybody_may_read(language_run, tmp_path):
+    """The same folder as that of a model in memory, file by file; in shards, the same weights."""
+    from siamesenorm.interop.huggingface import export
+
+    opened = open_language_model(language_run)
+    export(opened.model, tmp_path / "memory", opened.tokenizer)
+    command = ["export", str(language_run), "--to", "hf"]
+    umask = os.umask(0o027)
+    try:
+        assert main([*command, str(tmp_path / "whole")]) == 0
+        assert main([*command, str(tmp_path / "shards"), "--shard-size", "20KB", "--no-remote-code"]) == 0
+    finally:
+        os.umask(umask)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "memory")
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "shards").iterdir()}
+    assert modes == {0o640}
+    assert len(list((tmp_path / "shards").glob("model-*-of-*.safetensors"))) > 2
+    assert not (tmp_path / "shards" / "model.safetensors").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "shards").state_dict()
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").state_dict()
+    assert loaded.keys() == whole.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("changes", [["train.ema=0.5"], ["train.parameters=lora+norms", "init_from={run}", "lr=1"]])
+def test_the_weights_of_a_checkpoint_are_read_one_by_one(language_run, tmp_path, changes):
+    """Averaged ones, and matrices with their factors in them."""
+    config = RunFolder(language_run).config().as_dict()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(write_yaml(config))
+    train(resolve(str(recipe), [word.format(run=language_run) for word in changes]), tmp_path / "run")
+    finished = load_file(tmp_path / "run" / "weights.safetensors")
+    (tmp_path / "run" / "weights.safetensors").unlink()
+    stored = open_stored(tmp_path / "run")
+    assert stored.weights.kinds.keys() == finished.keys()
+    for name, tensor in finished.items():
+        assert torch.equal(stored.weights.read(name), tensor), name
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "w.safetensors"), "--to", "safetensors"]) == 0
+    assert all(torch.equal(tensor, finished[name]) for name, tensor in load_file(tmp_path / "w.safetensors").items())
+
+
+def test_a_size_of_shards_is_for_folders(language_run, tmp_path, capsys):
+    command = ["export", str(language_run), str(tmp_path / "x"), "--to"]
+    assert "with --to safetensors; it takes a Hugging Face folder" in one_sentence(
+        [*command, "safetensors", "--shard-size", "1GB"], capsys
+    )
+    assert "--shard-size: 'much' is not allowed" in one_sentence([*command, "hf", "--shard-size", "much"], capsys)
+    assert list(tmp_path.iterdir()) == []

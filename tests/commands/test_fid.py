@@ -113,7 +113,7 @@ def test_wrong_input_is_one_sentence(folder, capsys, tmp_path):
         ((made, "digits", "--weights", "missing.pth", "--classifier", "digits"), "take one of them"),
         ((made, "digits", "--save-stats", str(tmp_path)), "--save-stats"),
         ((made, "digits", "--save-stats", str(tmp_path / "s.pt")), ".safetensors or .npz"),
-        ((made, "digits", "--device", "abacus"), "--device"),
+        ((made, "digits", "--device", "abacus"), "device: 'abacus'"),
         ((made, "digits", "--cache", made), "--cache"),
     ):
         assert words in one_sentence(["fid", *arguments], capsys)

@@ -1,6 +1,8 @@
 """``siamesenorm graft``: another topology, the same function, with a certificate in words and as a file."""
 
+import copy
 import json
+import math
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ import torch
 from siamesenorm.cli import main
 from siamesenorm.interop.huggingface import SiameseNormForCausalLM, export
 from siamesenorm.models.lm import LanguageModel, LMConfig
+from siamesenorm.models.lm.grafting import compare_predictions
+from siamesenorm.residual.grafts import graft_text
 from siamesenorm.residual.ramp import ramps_of
 
 SHAPE = {"vocab_size": 256, "dim": 32, "blocks": 3, "heads": 4, "ffn_dim": 48, "max_length": 64}
@@ -36,7 +40,7 @@ def test_the_function_stays_and_the_certificate_says_so(topology, tmp_path, caps
     assert certificate["fp32"]["tokens"] == 128
     assert certificate["bf16"]["mean_kl"] < 0.05
     grafted = SiameseNormForCausalLM.from_pretrained(tmp_path / "out").eval()
-    assert grafted.config.topology == topology
+    assert grafted.config.topology == graft_text(topology)
     with torch.no_grad():
         expected = model(IDS).logits
         assert (grafted(IDS).logits - expected).abs().max() < 1e-3 * expected.abs().max()
@@ -137,3 +141,12 @@ def test_a_norm_on_queries_and_keys_grows_in(tmp_path, capsys):
     assert "it takes head or projection" in capsys.readouterr().err
     assert main([*graft, "--overwrite", "--to", "siamese", "--ramp", "5"]) == 2
     assert "has the source's function at once" in capsys.readouterr().err
+
+
+def test_a_model_whose_predictions_are_no_numbers_agrees_with_nothing():
+    model = LanguageModel(LMConfig(**SHAPE, topology="pre"), seed=0).eval()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.residual.final_norm.weight[0] = math.nan
+    found = compare_predictions(model, other, IDS)
+    assert found.largest_kl == found.mean_kl == math.inf

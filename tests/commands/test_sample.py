@@ -1,10 +1,15 @@
 """siamesenorm sample: grids, strips and single files of a run, and what it refuses."""
 
+import os
+import signal
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
 from tests.data.images.files import some_pixels, write_folder
 
+from failing_files import contents
 from siamesenorm.cli import main
 from siamesenorm.lab.sampling import open_generator
 from siamesenorm.train.loop import train
@@ -111,3 +116,73 @@ def test_refusals_leave_nothing_behind(run, tmp_path, capsys):
     assert "ends with .png" in one_sentence(["sample", str(run), "--out", str(tmp_path / "grid.jpg")], capsys)
     assert "run" in one_sentence(["sample", str(tmp_path / "nothing"), "--out", out], capsys)
     assert list(tmp_path.iterdir()) == []
+
+
+def killed(folder, touch, command):
+    """Call a command in a process that dies when it touches a folder for the so-many-th time; whether it did."""
+    child = os.fork()
+    if child == 0:
+        left = touch
+
+        def watch(event, arguments):
+            nonlocal left
+            if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and str(folder) in str(arguments[0]):
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        os._exit(main(command))
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("target", ["every.npz", "pictures"])
+def test_a_killed_command_goes_on_to_the_same_bytes(run, tmp_path, target):
+    def command(folder):
+        place = ["--individually", str(folder / target), "--out", str(folder / "grid.png")]
+        return ["sample", str(run), "--sampler", "ddim", "--steps", "1", "--per-class", "1", "--at-once", "4", *place]
+
+    (tmp_path / "whole").mkdir()
+    assert main(command(tmp_path / "whole")) == 0
+    whole, kills = contents(tmp_path / "whole"), 0
+    for first in (1, 4, 9):
+        folder, touch = tmp_path / f"{first}", first
+        folder.mkdir()
+        while killed(folder, touch, command(folder)) and kills < 60:  # a little further every time, to the end
+            kills, touch = kills + 1, touch + 3
+        left = {name: content for name, content in contents(folder).items() if not name.startswith(".grid.png.")}
+        assert left == whole
+    assert kills > 10
+
+
+def test_an_archive_has_the_bytes_of_numpy(run, tmp_path):
+    sample(run, "--out", tmp_path / "g.png", "--individually", tmp_path / "ours.npz", "--at-once", 4, "--per-class", 1)
+    with np.load(tmp_path / "ours.npz") as found:
+        np.savez(tmp_path / "numpys.npz", arr_0=found["arr_0"], arr_1=found["arr_1"])
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "numpys.npz").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.png", "numpys.npz", "ours.npz"]
+
+
+def test_samples_of_other_settings_are_not_mixed(run, tmp_path, capsys):
+    options = ["--out", tmp_path / "g.png", "--individually", tmp_path / "folder", "--classes", "1-2", "--per-class", 1]
+    sample(run, *options)
+    before = contents(tmp_path)
+    sample(run, *options)
+    assert contents(tmp_path) == before
+    command = ["sample", str(run), "--sampler", "ddim", "--steps", "2", *map(str, options), "--seed", "7"]
+    assert "holds samples of seed = 0, and not of 7" in one_sentence(command, capsys)
+    assert contents(tmp_path) == before
+
+
+def test_a_grid_of_many_shows_the_first_of_each_class(run, tmp_path, capsys, monkeypatch):
+    from siamesenorm.commands import sample as module
+
+    monkeypatch.setattr(module, "GRID_BYTES", 64 * 3 * 4)  # of two images of each class, as colours
+    options = ["--out", tmp_path / "g.png", "--individually", tmp_path / "folder", "--classes", "1-2", "--per-class", 5]
+    sample(run, *options)
+    assert "the grid shows the first 4" in capsys.readouterr().out
+    with Image.open(tmp_path / "g.png") as picture:
+        assert picture.height == 2 + 2 * 50
+        assert picture.width < 3 * 50

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def test_train_takes_a_run_or_its_configuration_as_a_recipe(run, tmp_path, capsy
     assert "step 12/12" in err
     assert "tokens/s" in err
     assert "held out: loss" in err
+
+
+def test_a_run_is_resumed_by_its_folder_with_other_fields_or_from_an_older_checkpoint(run, tmp_path, capsys):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    assert main(["train", str(copy), "--at", "12", "logging.every=5"]) == 0
+    assert "logging.every is 5 instead of" in (copy / "events.jsonl").read_text()
+    assert "went back to step 12" in (copy / "events.jsonl").read_text()
+    before = written(tmp_path)
+    for arguments, said in {
+        ("--at", "5"): "--at: 5 is not allowed",
+        ("--resume", "lr=0.5"): "whose optimizer.lr is 0.01 instead of 0.5",
+        ("--resume", "steps=20"): "the learning rates of 12 steps that are done depend on it (cosine)",
+        ("--at", "12", "--restart"): "--at and --restart: both are given",
+    }.items():
+        assert said in one_sentence(["train", str(copy), *arguments], capsys)
+    assert written(tmp_path) == before
 
 
 def test_a_text_of_ones_own_is_trained_on_as_it_is(tmp_path, capsys):

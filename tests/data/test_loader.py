@@ -103,7 +103,7 @@ def test_errors_of_the_thread_reach_the_reader_again_and_again():
     ("options", "message"),
     [
         ({"rank": 2, "world_size": 2}, "rank: 2 is not allowed; with world_size 2 it takes 0 to 1"),
-        ({"world_size": 5}, "global_batch_size: 12 is not allowed; it takes multiples of world_size 5"),
+        ({"world_size": 13}, "global_batch_size: 12 is not allowed; it takes world_size 13 or more"),
         ({"sample": -1}, "sample: -1 is not allowed"),
         ({"prefetch": -1}, "prefetch: -1 is not allowed"),
     ],

@@ -11,6 +11,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+import siamesenorm
+from siamesenorm.cli import main
 from siamesenorm.data.bpe import train_bpe
 from siamesenorm.interop import pretrained
 from siamesenorm.interop.errors import InteropError
@@ -95,6 +97,17 @@ def test_a_file_has_the_logits_of_its_model(layout, tmp_path):
     model = pretrained.load(file)
     assert model.embedding.weight.dtype == {F16: torch.float16, BF16: torch.bfloat16}.get(layout, torch.float32)
     model = pretrained.load(file, dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert far(model(IDS).logits, theirs(IDS).logits) < 1e-5
+
+
+def test_a_file_is_grafted_as_it_is(tmp_path):
+    theirs = llama()
+    file = as_file(tmp_path / "model.gguf", theirs, Q8_0)
+    command = ["graft", str(file), str(tmp_path / "out"), "--to", "attnres", "--tokens", "64", "--no-remote-code"]
+    assert main(command) == 0
+    model, tokenizer = siamesenorm.load(tmp_path / "out")
+    assert (model.config.topology, tokenizer) == ("attnres:sum=true", None)
     with torch.no_grad():
         assert far(model(IDS).logits, theirs(IDS).logits) < 1e-5
 

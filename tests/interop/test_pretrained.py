@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from siamesenorm.interop import pretrained
 from siamesenorm.interop.errors import InteropError
@@ -53,6 +54,8 @@ def test_logits_are_their_own(kind, tmp_path):
         ({"intermediate_size": 41}, "its config.json asks for"),
         ({"num_hidden_layers": 5}, "the weights have no model.layers.4."),
         ({"num_hidden_layers": 3}, "tensor model.layers.3."),
+        ({"model_type": ["llama"]}, "model_type ['llama'] cannot be imported"),
+        ({"tie_word_embeddings": True}, "a head that is not the embedding, though tie_word_embeddings"),
     ],
 )
 def test_what_cannot_be_carried_is_named_and_nothing_is_written(changes, sentence, tmp_path):
@@ -63,3 +66,36 @@ def test_what_cannot_be_carried_is_named_and_nothing_is_written(changes, sentenc
         pretrained.convert(folder, tmp_path / "ours")
     assert sentence in str(refused.value)
     assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda tensor: tensor.fill_(float("nan")), "holds numbers that are not finite"),
+        (lambda tensor: tensor.to(torch.int8), "is of int8, which cannot be carried; it takes float32"),
+        (lambda tensor: tensor.to(torch.float8_e4m3fn), "is of float8_e4m3fn, which cannot be carried"),
+    ],
+)
+def test_weights_that_are_no_plain_numbers_are_named(damage, sentence, tmp_path):
+    folder = saved(their_model("llama"), tmp_path / "theirs")
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "lm_head.weight": damage(weights["lm_head.weight"])}, folder / "model.safetensors")
+    with pytest.raises(InteropError, match=f"tensor lm_head.weight {sentence}"):
+        pretrained.load(folder)
+
+
+def test_fields_that_transformers_does_not_read_change_nothing(tmp_path):
+    theirs = their_model("llama")
+    folder = saved(theirs, tmp_path / "theirs")
+    file = folder / "config.json"
+    more = {"sliding_window": 7, "layer_types": ["sliding_attention"] * 4, "partial_rotary_factor": 0.5}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
+    with torch.no_grad():
+        assert far(pretrained.load(folder).eval()(IDS).logits, theirs(IDS).logits) < CLOSE
+
+
+def test_nothing_is_written_into_the_source(tmp_path):
+    folder = saved(their_model("llama"), tmp_path / "theirs")
+    with pytest.raises(InteropError, match="it lies in the source"):
+        pretrained.convert(folder, folder / "ours")
+    assert not (folder / "ours").exists()

@@ -9,6 +9,9 @@ from safetensors.torch import save_file
 from closeness import assert_same_but_for_rounding
 from siamesenorm.interop.official import OfficialError, to_official
 from siamesenorm.models.vit.positions import resample_positions
+from siamesenorm.tasks import find_task
+from siamesenorm.train.recipes import resolve
+from siamesenorm.train.starting import starting_weights
 
 interop = pytest.importorskip("siamesenorm.interop.timm", exc_type=ImportError)
 timm = sys.modules["timm"]
@@ -127,3 +130,14 @@ def test_positions_are_resampled_as_timm_does(new, prefix):
         positions, new_size=list(new), old_size=[14, 14], num_prefix_tokens=prefix
     )
     torch.testing.assert_close(resample_positions(positions, (14, 14), new, prefix), expected)
+
+
+def test_a_run_begins_with_weights_of_timm(tmp_path):
+    small = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 24, "num_heads": 3, "depth": 2}
+    ours = interop.load_timm(stirred("deit_tiny_patch16_224", **small, num_classes=10))
+    about = {"task": "classification", "config": ours.config.model_dump_json()}
+    save_file(ours.state_dict(), tmp_path / "start.safetensors", metadata=about)
+    config = resolve("deit-digits", [f"init_from={tmp_path}/start.safetensors", "init_model=true"])
+    assert config.model == ours.config
+    found = starting_weights(config, find_task("classification")(config)).weights
+    assert all(torch.equal(found[name], tensor) for name, tensor in ours.state_dict().items())

@@ -43,6 +43,11 @@ ABLATION = {
     "one HybridNorm stream with both": 10.65,
     "one HybridNorm stream without depth scaling": X,
 }
+ARITHMETIC = {
+    "lr 0.001": {"pre": 0.270, SIAMESE: 0.294},
+    "lr 0.002": {"pre": 0.281, SIAMESE: 0.396},
+    "lr 0.002, 350B tokens": {"pre": 0.362, SIAMESE: 0.434},
+}
 
 
 def table_of(name):
@@ -56,6 +61,7 @@ def test_published_figures_are_the_papers():
     assert table_of("lr") == RATES
     assert table_of("depth") == DEPTHS
     assert {figure.where: figure.value for figure in PRESETS["ablation"].published} == ABLATION
+    assert table_of("arithmetic") == ARITHMETIC
     assert table_of("warmup") == {"no warm-up": {SIAMESE: "trains"}, "300 steps": {"hybrid": X}}
 
 
@@ -63,6 +69,16 @@ def test_ablation_switches_what_its_rows_say():
     specs = {figure.where: figure.topology for figure in PRESETS["ablation"].published}
     assert specs["input norm no, depth scaling no"] == f"{SIAMESE},input_norm=false,depth_scaling=none"
     assert specs["input norm yes, depth scaling yes"] == SIAMESE
+    assert specs["ResiDual with input norm"] == "residual_dual:input_norm=true"
+    assert specs["one HybridNorm stream with both"] == "hybrid:input_norm=true,depth_scaling=sqrt(2(l+1))"
+    assert specs["one HybridNorm stream without depth scaling"] == "hybrid:input_norm=true"
+
+
+def test_a_preset_may_have_a_recipe_and_a_metric_of_its_own():
+    preset = find_preset("arithmetic")
+    assert preset.metric == "arithmetic"
+    assert {cell.config.evaluation.arithmetic for cell in make_grid(preset=preset).cells()} == {400}
+    assert make_grid(preset=preset, recipe="lm-tiny").recipe == "lm-tiny"
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -108,6 +124,6 @@ def test_a_preset_shows_published_figures_on_the_terminal_too(tmp_path):
 
 def test_unknown_preset_is_one_sentence():
     with pytest.raises(
-        ConfigError, match="--preset: 'depht' is not known; it takes one of lr, depth, warmup, ablation"
+        ConfigError, match="--preset: 'depht' is not known; it takes one of lr, depth, warmup, ablation, arithmetic"
     ):
         find_preset("depht")

@@ -175,7 +175,7 @@ def same(topology, made=Model("pre")):  # noqa: B008
         (Model, 3.5, {}, "data: a float is not allowed"),
         (Model, [(torch.ones(2), 1), (torch.ones(3), 2)], {}, "no array of tokens"),
         (Model, TOKENS, {"validation": lambda split: 0}, "validation: a function is not allowed"),
-        (Model, TOKENS, {"train.accumulation": 2}, "accumulation = 2 is not allowed for a model of your own"),
+        (Model, TOKENS, {"train.micro_batch_size": 2}, "micro_batch_size = 2 is not allowed for a model of your own"),
         (Model, TOKENS, {"seeds": 0}, "seeds: 0 is not allowed"),
         (Model, TOKENS, {"steps": 0}, "steps: 0 is not allowed"),
         (Model, TOKENS, {"baseline": "post"}, "'post' is not compared"),

@@ -149,3 +149,22 @@ def test_a_full_cache_and_packed_decoding_are_refused():
         model(torch.ones(1, 4, dtype=torch.long), cache=cache)
     with pytest.raises(ValueError, match="document_ids: packed documents cannot be decoded"):
         model(torch.ones(1, 2, dtype=torch.long), cache=model.new_cache(1), document_ids=torch.zeros(1, 2))
+
+
+def test_a_row_with_a_seed_of_its_own_is_drawn_by_it_alone():
+    model, prompts = stirred().double(), [[1, 2], [3, 4], [5, 6]]
+    drawn = {"max_new_tokens": 6, "temperature": 1.0}
+    together = generate(model, prompts, seed=[7, 8, 9], **drawn)
+    assert together == [
+        generate(model, [row], seed=[seed], **drawn)[0] for row, seed in zip(prompts, (7, 8, 9), strict=True)
+    ]
+    assert together != generate(model, prompts, seed=[7, 8, 10], **drawn)
+    with pytest.raises(ValueError, match="seed: 2 of them for 3 rows"):
+        generate(model, prompts, seed=[7, 8], **drawn)
+
+
+def test_rows_with_generators_of_their_own_are_drawn_from_the_probabilities():
+    logits = torch.log(torch.tensor([[0.0, 0.5, 0.2, 0.3, 0.0]])).expand(4000, -1)
+    generators = [torch.Generator().manual_seed(seed) for seed in range(4000)]
+    shares = torch.bincount(Sampling(1.0).choose(logits, generators), minlength=5) / 4000
+    torch.testing.assert_close(shares, torch.tensor([0.0, 0.5, 0.2, 0.3, 0.0]), rtol=0, atol=0.03)

@@ -101,6 +101,17 @@ def hybrid(P, x, stack):
     return P.norm("final_norm", x)
 
 
+def hybrid_with_both(P, x, stack, input_norm=True, c=lambda l: (2 * (l + 1)) ** 0.5):
+    """The X of SiameseNorm's hybrid form, alone."""
+    for s in stack:
+        if s.kind != "ffn":
+            x = x + s.drop(s.F(x)) / c(s.l)
+        else:
+            z = s.norm("norm", x)
+            x = z + s.drop(s.F(s.norm("input_norm", z) if input_norm else z)) / c(s.l)
+    return P.norm("final_norm", x)
+
+
 def hybrid_star(P, x, stack):
     for s in stack:
         if s.l == 0:
@@ -200,10 +211,10 @@ def parallel(P, x, stack):
 # Several streams ---------------------------------------------------------------------------------------
 
 
-def residual_dual(P, x, stack):
+def residual_dual(P, x, stack, input_norm=False):
     d = x
     for s in stack:
-        o = s.drop(s.F(x))
+        o = s.drop(s.F(s.norm("input_norm", x) if input_norm else x))
         d = d + o
         x = s.norm("norm", x + o)
     return x + P.norm("final_norm", d)

@@ -65,17 +65,19 @@ def attnres_full(P, x, stack):
     return P.norm("final_norm", attended(P, P["mix.query"], P["mix.key_gain"], V))
 
 
-def attnres(P, x, stack, blocks=None):
+def attnres(P, x, stack, blocks=None, scale=lambda sources: 1):
     size = blocks or math.ceil(stack.L / 8)
     groups, p = [], x
     for s in stack:
-        h = attended(P, s["mix.query"], s["mix.key_gain"], [*groups, p]) if s.k else x
+        V = [*groups, p]
+        h = scale(len(V)) * attended(P, s["mix.query"], s["mix.key_gain"], V) if s.k else x
         if begins_block(stack, s) and s.l % size == 0:
             groups.append(p)
             p = None
         o = s.drop(s.F(s.norm("norm", h)))
         p = o if p is None else p + o
-    return P.norm("final_norm", attended(P, P["mix.query"], P["mix.key_gain"], [*groups, p]))
+    V = [*groups, p]
+    return P.norm("final_norm", scale(len(V)) * attended(P, P["mix.query"], P["mix.key_gain"], V))
 
 
 def dense(P, x, stack):

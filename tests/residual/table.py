@@ -249,6 +249,14 @@ ROWS: list[Row] = [
     Row("post", eq.post_start, lambda L: 2 * L + 1),
     Row("post:norm_at=end", eq.post_end, lambda L: 2 * L, end_norms=0),
     Row("hybrid", eq.hybrid, lambda L: L + 1, **QKV),
+    Row("hybrid:input_norm=true,depth_scaling=sqrt(2(l+1))", eq.hybrid_with_both, lambda L: 2 * L + 1, **QKV),
+    Row("hybrid:input_norm=true", partial(eq.hybrid_with_both, c=lambda l: 1.0), lambda L: 2 * L + 1, **QKV),
+    Row(
+        "hybrid:depth_scaling=sqrt(l+1)",
+        partial(eq.hybrid_with_both, input_norm=False, c=lambda l: (l + 1) ** 0.5),
+        lambda L: L + 1,
+        **QKV,
+    ),
     Row("hybrid_star", eq.hybrid_star, lambda L: L + 2, **QKV),
     Row("deepnorm", eq.deepnorm, lambda L: 2 * L, end_norms=0, rule=DEEPNORM),
     Row("sandwich", eq.sandwich, lambda L: 4 * L + 1),
@@ -285,6 +293,12 @@ ROWS: list[Row] = [
     Row("parallel", eq.parallel, lambda L: 2 * L + 1),
     # several streams
     Row("residual_dual", eq.residual_dual, lambda L: 2 * L + 1, streams=("x", "d")),
+    Row(
+        "residual_dual:input_norm=true",
+        partial(eq.residual_dual, input_norm=True),
+        lambda L: 4 * L + 1,
+        streams=("x", "d"),
+    ),
     *(hyper(n, dynamic) for dynamic in (False, True) for n in (1, 2, 4)),
     mhc("mhc", 4),
     mhc("mhc:collapse=learned,eps=0", 4, learned_collapse(4), learned=True, eps=0),
@@ -323,6 +337,7 @@ ROWS: list[Row] = [
     ),
     # states of earlier depths
     attnres("attnres", re.attnres, lambda at: 1 + (at + 1) // 2),
+    attnres("attnres:sum=true", partial(re.attnres, scale=lambda sources: sources), lambda at: 1 + (at + 1) // 2),
     attnres("attnres:blocks=2", partial(re.attnres, blocks=2), lambda at: 2),
     attnres("attnres:blocks=0", re.attnres_full, lambda at: at + 1),
     Row(

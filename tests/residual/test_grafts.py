@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from siamesenorm.residual import TOPOLOGIES, NormSpec, TopologyError
 from siamesenorm.residual.errors import NotExact
-from siamesenorm.residual.grafts import EXACT, compute_pre_norm, embedding_factor, eps_for, exact_names
+from siamesenorm.residual.grafts import EXACT, compute_pre_norm, embedding_factor, eps_for, exact_names, graft_text
 
 from .stacks import PAIR, D, make, make_sublayers, randomise
 
@@ -18,6 +18,7 @@ TEXTS = [
     "siamese:input_norm=false",
     "siamese:form=hybrid_pre,input_norm=false,final_norm=false",
     "attnres:blocks=0",
+    "attnres:blocks=0,sum=true",
     "gr:rate=2",
     "ihc:rate=3",
     "hyper:rate=4,dynamic=false",
@@ -51,17 +52,33 @@ def test_the_function_stays_the_same(text, kind):
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
-@pytest.mark.parametrize("text", ["siamese", "siamese:depth_scaling=none", "gr", "dense"])
+@pytest.mark.parametrize(
+    "text", ["siamese", "siamese:depth_scaling=none", "gr", "dense", "attnres", "attnres:blocks=0"]
+)
 def test_a_large_eps_counts_as_it_did(text, kind):
     """Streams as small as a small embedding is: what eps adds is most of their mean square."""
     if kind == "layer" and text == "gr":
         return
+    text = graft_text(text)
     pre, norms, final = pre_norm(NormSpec(kind, eps=1e-2))
     eps = eps_for(make(text, BLOCKS), 1e-2)
     grafted, sublayers = make(text, BLOCKS, norm=NormSpec(kind, eps=eps)), make_sublayers([PAIR] * BLOCKS)
     compute_pre_norm(grafted, norms, final)
     x = 0.1 * torch.randn(2, 5, D, dtype=torch.float64)
     assert_close(grafted(x, sublayers), pre(x, sublayers), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        ("attnres", "attnres:sum=true"),
+        ("attnres:blocks=2", "attnres:blocks=2,sum=true"),
+        ("attnres:sum=false,blocks=0", "attnres:sum=false,blocks=0"),
+        ("siamese:form=post_pre", "siamese:form=post_pre"),
+    ],
+)
+def test_grafts_choose_the_options_that_let_a_topology_compute_pre_norm(asked, made):
+    assert graft_text(asked) == made
 
 
 @pytest.mark.parametrize("text", TEXTS)

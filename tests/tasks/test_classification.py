@@ -13,10 +13,12 @@ from siamesenorm.tasks.classification_config import ClassificationLossConfig
 from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import distillation_loss, open_teacher
 from siamesenorm.train.display import QuietDisplay
+from siamesenorm.train.distributed import World
 from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import WEIGHTS
 from siamesenorm.train.loop import train
+from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.optimizer import parameter_groups
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.trained import open_trained
@@ -205,15 +207,16 @@ def test_evaluation_over_two_ranks_gives_what_one_gives(teacher_run):
     trained = open_trained(teacher_run)
     opened = find_task("classification").for_evaluation(trained.config)
     alone = opened.evaluate(trained.model, rank=0, world_size=1, average=lambda values: values, final=True)
-    counts, sums = opened.confusion.counts, []
+    counts, sums, matrices = opened.confusion.counts, [], []
+    kept = {"average": lambda v: sums.append(v) or v, "gather": lambda v: matrices.append(v) or [v]}
     for rank in range(2):
-        opened.evaluate(trained.model, rank=rank, world_size=2, average=lambda v: sums.append(v) or v, final=True)
+        opened.evaluate(trained.model, rank=rank, world_size=2, final=True, **kept)
 
     def average(values):
-        both = [part for part in sums if part.keys() == values.keys()]
-        return {name: sum(part[name] for part in both) / 2 for name in values}
+        return {name: sum(part[name] for part in sums) / 2 for name in values}
 
-    together = opened.evaluate(trained.model, rank=0, world_size=2, average=average, final=True)
+    whole = {"average": average, "gather": lambda value: matrices}
+    together = opened.evaluate(trained.model, rank=0, world_size=2, final=True, **whole)
     assert together == pytest.approx(alone)
     assert (opened.confusion.counts == counts).all()
 
@@ -273,7 +276,8 @@ def test_a_run_in_epochs_resumes_with_the_same_command(tmp_path):
         (["model.distilled=true"], "a distillation token takes a teacher"),
         (["loss.teacher=here"], "a distillation token takes a teacher"),
         (["model.distilled=true", "loss.teacher=here"], "neither a run folder nor timm:NAME"),
-        (["mixup=0.8", "batch_size=15"], "mixing takes even parts"),
+        (["mixup=0.8", "batch_size=15"], "mixing takes even numbers of images"),
+        (["mixup=0.8", "micro_batch_size=5"], "train.micro_batch_size = 5 is not allowed"),
         (["epochs=1000000", "warmup_epochs=2000000"], "it takes 0 to all"),
         (["schedule.warmup_epochs=2"], "it takes null unless train.epochs is given"),
         (["augment=strong"], "one of none, shift, timm"),
@@ -289,10 +293,9 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, overrides, said)
 
 
 def test_an_odd_part_of_a_batch_is_no_assertion_of_timm(tmp_path):
-    opened = task("mixup=0.8", "batch_size=6")
-    batch = opened.loader(rank=0, world_size=2, sample=0, pin_memory=False)
-    with pytest.raises(DataError, match=r"batch_size = 6 is not allowed; mixing takes even parts .* a process has 3"):
-        opened.loss(opened.build_model(), next(iter(batch)))
+    config = resolve("deit-digits", ["mixup=0.8", "batch_size=6"])
+    with pytest.raises(ConfigError, match=r"batch_size: 6 is not allowed; samples are mixed in pairs, and 2 processes"):
+        MicroBatches(config, find_task(config.task)(config), World(0, 2, mode="ddp"))
 
 
 def test_every_recipe_of_deit_has_the_published_settings():

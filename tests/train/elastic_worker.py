@@ -1,4 +1,7 @@
-"""A worker for torchrun that trains a recipe and dies where it is told to: ``RANK:STEP`` for each restart in turn."""
+"""A worker for torchrun that trains a recipe and kills where it is told to: ``RANK:STEP`` for each restart in turn.
+
+``RANK:STEP`` ends the worker itself; ``agent:STEP`` ends torchrun's agent, and the worker goes on.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,13 @@ take = Engine.apply
 def apply(engine: Engine, step: int) -> None:
     if restart < len(deaths) and deaths[restart] == f"{rank}:{step}":
         os.kill(os.getpid(), signal.SIGKILL)
+    if restart < len(deaths) and deaths[restart] == f"agent:{step}":
+        os.kill(os.getppid(), signal.SIGKILL)
     take(engine, step)
 
 
 Engine.apply = apply  # type: ignore[method-assign]
+with open(f"{folder}.workers", "a") as file:
+    file.write(f"{os.getpid()}\n")
 result = train(resolve(recipe), folder)
 sys.exit(0 if result.state == "finished" else 1)

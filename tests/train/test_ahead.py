@@ -144,7 +144,7 @@ def test_killed_runs_end_in_the_same_weights(tmp_path, monkeypatch, ahead):
 
 
 def both(world: World, folder: Path) -> None:
-    config = tiny("logging.every=3", "document_masking=true", "accumulation=2", "steps=5")
+    config = tiny("logging.every=3", "document_masking=true", "micro_batch_size=2", "steps=5")
     train(config, folder / "read", world=world)
     run_ahead()
     train(config, folder / "ahead", world=world)

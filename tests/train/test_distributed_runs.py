@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import multiprocessing
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +29,7 @@ from siamesenorm.train.recipes import resolve
 from siamesenorm.train.yaml import write_yaml
 
 from .tiny import watched_whole
-from .worlds import run_world
+from .worlds import PATIENCE, PRELOADED, run_world
 
 STEPS = 8
 WORKER = Path(__file__).with_name("elastic_worker.py")
@@ -99,8 +104,8 @@ def losses(folder):
 
 
 def test_what_does_not_fit_the_world_is_refused_by_all_and_leaves_nothing(tmp_path):
-    config, run = tiny_config(tmp_path, "train.batch_size=3"), tmp_path / "run"
-    reason = "train.batch_size: 3 is not allowed; 2 processes and 1 accumulated parts take multiples of 2"
+    config, run = tiny_config(tmp_path, "train.batch_size=1"), tmp_path / "run"
+    reason = "train.batch_size: 1 is not allowed; 2 processes take 2 or more"
     assert run_world(2, refused_in, config, run) == [(reason, False)] * 2
     first, second = run_world(2, locked_in, tiny_config(tmp_path), run)
     assert first == second == f"run: another process is training in {str(run)!r}; wait or stop it"
@@ -115,8 +120,12 @@ def test_all_processes_agree_on_where_a_divergence_began(tmp_path, mode):
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp", "tp"])
 def test_a_run_of_two_processes_is_the_run_of_one(tmp_path, mode):
-    """With averaged weights and accumulation, down to the exported file and its names."""
-    config = tiny_config(tmp_path, "train.ema=0.5", "train.accumulation=2", f"parallel.mode={mode}")
+    """With averaged weights, in micro-batches that do not divide evenly, down to the exported file and its names.
+
+    Of 5 samples the processes have 3 and 2, and 2 at a time: the second one has a part less than the first.
+    """
+    uneven = ("train.batch_size=5", "train.micro_batch_size=2")
+    config = tiny_config(tmp_path, "train.ema=0.5", *uneven, f"parallel.mode={mode}")
     assert train(config, tmp_path / "one").state == "finished"
     assert run_world(2, run_in, config, tmp_path / "two", mode=mode) == ["finished", "finished"]
     assert len(losses(tmp_path / "two")) == STEPS
@@ -159,3 +168,62 @@ def test_a_worker_dies_and_the_run_comes_to_the_same_end(tmp_path):
     assert losses(tmp_path / "killed") == losses(tmp_path / "alone")
     killed, alone = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("killed", "alone"))
     assert killed == alone
+
+
+def agent(arguments):
+    """torchrun itself, in a process that has imported it already."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from torch.distributed.run import main
+
+    main(arguments)
+
+
+def test_an_agent_dies_and_no_worker_waits_for_its_workers(tmp_path):
+    """Two machines, one of which loses its agent: all workers save the step they are at, and end."""
+    config = tiny_config(tmp_path, "checkpoint.every=100", "train.steps=20")
+    assert train(config, tmp_path / "alone").state == "finished"
+    (tmp_path / "recipe.yaml").write_text(write_yaml(config.as_dict()))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    agents = []
+    for host, deaths in ((1, []), (0, ["agent:5"])):
+        command = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=run"]
+        command += [f"--rdzv-endpoint=localhost:{port}", f"--rdzv-conf=is_host={host}"]
+        command += [str(WORKER), str(tmp_path / "recipe.yaml"), str(tmp_path / "run"), *deaths]
+        agents.append(context.Process(target=agent, args=(command,)))
+    for process in agents:
+        process.start()
+    try:
+        agents[1].join(PATIENCE)
+        assert agents[1].exitcode == -signal.SIGKILL
+        workers = [int(line) for line in (tmp_path / "run.workers").read_text().split()]
+        assert len(workers) == 2
+        assert all(map(ended, workers))
+        assert agents[0].is_alive()  # waits for another machine, to go on with
+    finally:
+        for process in agents:
+            process.kill()
+            process.join()
+    status = RunFolder(tmp_path / "run").status()
+    assert status["state"] == "interrupted"
+    assert status["step"] >= 5
+    assert train(config, tmp_path / "run").state == "finished"
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "resumed"] == [status["step"]]  # nothing is lost
+    for ours, theirs in zip(losses(tmp_path / "run"), losses(tmp_path / "alone"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def ended(process):
+    """Whether a process that is no child of this one has ended, or does so soon."""
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], PATIENCE)[0])
+    finally:
+        os.close(descriptor)

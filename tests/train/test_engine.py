@@ -1,4 +1,4 @@
-"""One step: accumulation is one big batch, clipping, averaged weights, precision, recomputed activations."""
+"""One step: micro-batches are one big batch, clipping, averaged weights, precision, recomputed activations."""
 
 import copy
 import math
@@ -6,12 +6,14 @@ import math
 import pytest
 import torch
 
+from siamesenorm.tasks import find_task
+from siamesenorm.train import memory, micro_batch
+from siamesenorm.train.distributed import World
 from siamesenorm.train.ema import WeightAverage, decay_at
-from siamesenorm.train.engine import split_batch
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.recipes import resolve
 
-from .small_runs import engine
+from .small_runs import engine, tiny
 
 
 def gradients(*overrides: str) -> tuple[float, dict[str, torch.Tensor]]:
@@ -21,17 +23,19 @@ def gradients(*overrides: str) -> tuple[float, dict[str, torch.Tensor]]:
     return step.loss, {name: p.grad for name, p in e.model.named_parameters()}
 
 
-def test_accumulation_is_one_big_batch():
+@pytest.mark.parametrize("micro", [1, 3, "auto"])
+def test_micro_batches_are_one_big_batch(micro):
+    """Also where the last one is smaller than the others."""
     loss, whole = gradients()
-    parts_loss, parts = gradients("accumulation=4")
+    parts_loss, parts = gradients(f"micro_batch_size={micro}")
     assert parts_loss == pytest.approx(loss, rel=1e-6)
     for name, grad in whole.items():
         torch.testing.assert_close(parts[name], grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_accumulation_counts_tokens_where_documents_are_masked():
+def test_micro_batches_count_tokens_where_documents_are_masked():
     """Parts with fewer scored tokens count less: the mean is over tokens, not over parts."""
-    e = engine("clip=null", "document_masking=true", "data.train=arithmetic:problems=240", "accumulation=4")
+    e = engine("clip=null", "document_masking=true", "data.train=arithmetic:problems=240", "micro_batch_size=1")
     e.batch = next(e.loader)
     e.batch["labels"][0, :12] = -100  # 4 of 16 tokens are left in the first part
     step = e.gradients(1)
@@ -45,11 +49,54 @@ def test_accumulation_counts_tokens_where_documents_are_masked():
     e.close()
 
 
-def test_split_keeps_rows_in_order():
-    batch = {"a": torch.arange(8).view(8, 1), "b": torch.arange(8) * 10}
-    parts = split_batch(batch, 4)
-    assert [part["a"].flatten().tolist() for part in parts] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert [part["b"].tolist() for part in parts] == [[0, 10], [20, 30], [40, 50], [60, 70]]
+class Rank(World):
+    """One of several processes, without the others."""
+
+    def gather(self, value, group=None):
+        return [value] * self.size
+
+
+def micro_batches(rank, size, *overrides):
+    config = tiny(*overrides)
+    return MicroBatches(config, find_task(config.task)(config), Rank(rank, size, mode="ddp"))
+
+
+def test_shares_differ_by_one_and_all_have_as_many_parts():
+    """Ten samples of three processes, two at a time: what every process computes, and how much of it counts."""
+    first = [0, 4, 7]
+    seen = []
+    for rank in range(3):
+        micro = micro_batches(rank, 3, "batch_size=10", "micro_batch_size=2")
+        batch = {"a": first[rank] + torch.arange(micro.rows).view(-1, 1)}
+        parts, rows = micro.split(batch)
+        seen.append([(part["a"].flatten().tolist(), count) for part, count in zip(parts, rows, strict=True)])
+    assert seen == [
+        [([0, 1], 2), ([2, 3], 2)],
+        [([4, 5], 2), ([6], 1)],
+        [([7, 8], 2), ([9], 1)],
+    ]
+    idle = micro_batches(1, 2, "batch_size=5", "micro_batch_size=2").split({"a": torch.tensor([3, 4])})
+    assert ([part["a"].tolist() for part in idle[0]], idle[1]) == ([[3, 4], [3]], [2, 0])
+
+
+def test_a_loader_gives_the_shares():
+    config = tiny("batch_size=10", "data.prefetch=0")
+    task = find_task(config.task)(config)
+    whole = next(task.loader(rank=0, world_size=1, sample=0, pin_memory=False))["input_ids"]
+    shares = [next(task.loader(rank=r, world_size=3, sample=0, pin_memory=False))["input_ids"] for r in range(3)]
+    assert [len(share) for share in shares] == [4, 3, 3]
+    assert torch.equal(torch.cat(shares), whole)
+
+
+def test_auto_is_what_fits(monkeypatch):
+    """As many samples as there is room for, in equal parts; one where there is none."""
+    config = tiny("batch_size=24", "micro_batch_size=auto")
+    task, sizes = find_task(config.task)(config), []
+    for samples in (24, 13, 12, 3, 0):
+        room = sum(memory.least_memory(config, task, World(), samples)) / micro_batch.FILLED + 1
+        monkeypatch.setattr(micro_batch, "free_memory", lambda device, processes, room=room: memory.Room(room, ""))
+        sizes.append(MicroBatches(config, task, World()).size)
+    assert sizes == [24, 12, 12, 3, 1]
 
 
 def test_clipping_scales_to_the_limit_and_reports_the_norm_before():
@@ -218,11 +265,6 @@ def test_held_out_loss_is_without_z_loss():
     assert float(e.task.loss(e.model, batch).metrics["loss"]) == pytest.approx(
         float(plain.task.loss(plain.model, batch).metrics["loss"])
     )
-
-
-def test_batches_that_do_not_divide_are_refused():
-    with pytest.raises(ConfigError, match="divisor of batch_size = 4"):
-        engine("accumulation=3")
 
 
 def test_learning_rate_follows_the_schedule():

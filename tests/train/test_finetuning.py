@@ -35,7 +35,7 @@ def on(examples, *changes):
 
 
 def test_the_loss_is_the_mean_over_answers(examples, tmp_path):
-    config = on(examples, "steps=1", "lr=1e-30", "train.accumulation=2")
+    config = on(examples, "steps=1", "lr=1e-30", "micro_batch_size=1")
     result = train(config, tmp_path / "run")
     task = find_task("language")(config)
     model = open_language_model(tmp_path / "run").model

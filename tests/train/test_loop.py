@@ -75,7 +75,7 @@ def test_another_seed_gives_other_losses(tmp_path):
     "extra",
     [
         (),
-        ("model.dropout=0.2", "ema=0.8", "accumulation=2"),
+        ("model.dropout=0.2", "ema=0.8", "micro_batch_size=2"),
         ("precision=fp16",),
         ("topology=x0:prores=5",),
         ("topology=siamese:y=attnres",),

@@ -224,7 +224,7 @@ VARIANTS = {
     "plain": [],
     "everything": [
         "precision=bf16",
-        "accumulation=2",
+        "micro_batch_size=2",
         "ema=0.9",
         "topology=mhc",
         "model.moe={experts: 4, top_k: 2, expert_dim: 8}",

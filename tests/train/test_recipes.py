@@ -13,7 +13,8 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import default_of, describe_allowed, fields_of
 from siamesenorm.train.folder import RunFolder
-from siamesenorm.train.recipes import config_class, differing_field, load_recipe, parse_config, recipe_names, resolve
+from siamesenorm.train.recipes import config_class, load_recipe, parse_config, recipe_names, resolve
+from siamesenorm.train.resuming import differing_fields
 from siamesenorm.train.yaml import read_yaml, write_yaml
 
 NAMES = recipe_names()
@@ -158,7 +159,8 @@ BAD = {
     "blocks=99999": ("model.blocks = 99999 is not allowed", "4096"),
     "warmup=9999": ("schedule.warmup = 9999 is not allowed",),
     "sequence_length=4096": ("data.sequence_length = 4096 is not allowed", "model.max_length = 512"),
-    "accumulation=3": ("train.accumulation = 3 is not allowed", "divisor of batch_size = 16"),
+    "accumulation=3": ("accumulation", "train.micro_batch_size"),
+    "micro_batch_size=0": ("train.micro_batch_size: 0 is not allowed", "from 1 to 16777216 or auto, or null"),
     "data.weights=[1,2]": ("data.weights = [1.0, 2.0] is not allowed", "one a corpus"),
     "data.train=[]": ("data.train: () is not allowed",),
     "data.train={a: 1}": ("data.train", "is not allowed"),
@@ -292,8 +294,8 @@ def test_numbers_as_people_write_them():
 
 def test_difference_names_the_first_field():
     one, other = resolve("lm-tiny"), resolve("lm-tiny", ["lr=1e-3", "logging.every=3"])
-    assert differing_field(one.decisive(), other.decisive()) == ("optimizer.lr", 0.01, 0.001)
-    assert differing_field(one.as_dict()["model"], other.as_dict()["model"]) is None
+    assert next(differing_fields(one.decisive(), other.decisive())) == ("optimizer.lr", 0.01, 0.001)
+    assert not list(differing_fields(one.as_dict()["model"], other.as_dict()["model"]))
 
 
 def test_configuration_is_frozen():

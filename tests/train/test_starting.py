@@ -11,7 +11,7 @@ from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.starting import resized
-from siamesenorm.train.trained import open_trained, save_trained
+from siamesenorm.train.stored import open_stored, save_stored
 
 from .small_runs import SMALL, losses, tiny, weights
 from .worlds import run_world
@@ -29,7 +29,7 @@ def source(tmp_path_factory):
 
 def test_weights_of_a_run_or_a_file_are_those_it_begins_with(source, tmp_path):
     file = tmp_path / "weights.safetensors"
-    save_trained(open_trained(source), file)
+    save_stored(open_stored(source), file)
     for number, place in enumerate((source, file)):
         folder = tmp_path / str(number)
         train(tiny(*STILL, "topology=pre", "seed=5", "ema=0.5", f"init_from={place}"), folder)

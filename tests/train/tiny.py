@@ -15,6 +15,7 @@ from siamesenorm.train.config import OptimizerConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.optimizer import build_optimizer
 from siamesenorm.train.parallel import Spreading, clip_gradients, uniform_groups
+from siamesenorm.train.pipeline import Pipeline
 
 BATCH = 4
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -25,16 +26,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "qk_norm": "projection",
         "kv_heads": 2,
     },  # norms over split features, grouped queries
-    "experts": {
-        "moe": {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0, "z_weight": 0}
-    },  # whose weights are sums over batches, as the loss is
+    "experts": {"moe": {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0.1, "z_weight": 0.1}},
+    "wide_experts": {  # biases, and a norm that all experts share
+        "topology": "subln",
+        "bias": True,
+        "moe": {"experts": 6, "top_k": 3, "expert_dim": 12, "balance_weight": 0.1, "normalize_top_k": True},
+    },
     "hyper": {"topology": "hyper", "norm": "layer", "bias": True, "tied": True, "activation": "gelu"},
 }
 
 
-def tiny_model(name: str = "siamese", seed: int = 0) -> LanguageModel:
+def tiny_model(name: str = "siamese", seed: int = 0, **changes: Any) -> LanguageModel:
+    """One of `CONFIGS`, or the model of that name's topology."""
     base = {"vocab_size": 32, "dim": 16, "blocks": 2, "heads": 4, "ffn_dim": 24}
-    return LanguageModel(LMConfig(**{**base, **CONFIGS[name]}), seed=seed)
+    return LanguageModel(LMConfig(**{**base, **CONFIGS.get(name, {"topology": name}), **changes}), seed=seed)
 
 
 @contextlib.contextmanager
@@ -63,8 +68,19 @@ def batch(step: int) -> Tensor:
 class TinyRun:
     """Model, optimiser and steps. Dropout-like noise from torch's generator makes random states matter."""
 
-    def __init__(self, model: nn.Module, world: World | None = None, *, noisy: bool = False, kind: str = "") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        world: World | None = None,
+        *,
+        noisy: bool = False,
+        kind: str = "",
+        parts: int = 1,
+        ranks: int = 1,
+    ) -> None:
+        """parts: micro-batches. ranks: one process takes the rows of so many together, part by part."""
         self.model, self.world, self.noisy, self.done = model, world or World(), noisy, 0
+        self.parts, self.ranks = parts, ranks
         if kind:
             self.optimizer: torch.optim.Optimizer = build_optimizer(model, OptimizerConfig(kind=kind, lr=1e-2))  # type: ignore[arg-type]
             return
@@ -77,13 +93,26 @@ class TinyRun:
         mine = batch(self.done)[self.world.data_rank * part :][:part]
         if self.noisy:
             mine = torch.where(torch.rand(mine.shape) < 0.2, 0, mine)
-        loss = self.model(mine[:, :-1], labels=mine[:, 1:]).loss
-        loss.backward()
+        loss = self.gradients(mine)
         norm = clip_gradients(self.model, 0.5)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.done += 1
         return self.world.mean({"loss": loss.item()})["loss"], norm.item()
+
+    def gradients(self, rows: Tensor) -> Tensor:
+        """The mean loss of the parts, and gradients of it."""
+        shares = [1 / self.parts] * self.parts
+        if isinstance(self.model, Pipeline):
+            sides = {"input_ids": rows[:, :-1].contiguous(), "labels": rows[:, 1:].contiguous()}
+            outputs = self.model.gradients(sides, shares, lambda loss: loss)
+            return torch.stack([output.loss for output in outputs]).mean()
+        total = torch.zeros(())
+        for part in rows.unflatten(0, (self.ranks, self.parts, -1)).transpose(0, 1).flatten(1, 2):
+            loss = self.model(part[:, :-1], labels=part[:, 1:]).loss / self.parts
+            loss.backward()
+            total = total + loss.detach()
+        return total
 
     def steps(self, count: int) -> list[tuple[float, float]]:
         return [self.step() for _ in range(count)]

@@ -6,13 +6,16 @@ threads (stores, gloo, pytest-xdist) whose locks a plain fork would copy in what
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import io
 import multiprocessing
 import os
 import pickle
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -27,7 +30,7 @@ PRELOADED = ["siamesenorm.train.loop", "siamesenorm.train.parallel", "siamesenor
 
 
 def run_world(
-    size: int, work: Callable[..., Any], *args: Any, mode: str = "ddp", group: int | None = None
+    size: int, work: Callable[..., Any], *args: Any, mode: str = "ddp", group: int | None = None, pp: int = 1
 ) -> list[Any]:
     """``work(world, *args)`` in every process of a world; what each returned, in order of rank.
 
@@ -36,7 +39,7 @@ def run_world(
     server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # the system chooses the port
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    parallel = ParallelConfig(mode=mode, group=group, device="cpu", timeout=PATIENCE)  # type: ignore[arg-type]
+    parallel = ParallelConfig(mode=mode, group=group, pp=pp, device="cpu", timeout=PATIENCE)  # type: ignore[arg-type]
     processes, pipes = [], []
     for rank in range(size):
         receiver, sender = context.Pipe(duplex=False)
@@ -57,6 +60,33 @@ def run_world(
         assert problem is None, f"process {rank}:\n{problem}"
         assert result is not None
     return [result[0] for result, _ in answers]
+
+
+def run_commands(
+    size: int, commands: list[list[str]], folder: Path, prepare: Callable[[], object]
+) -> list[list[tuple[int, str, str]]]:
+    """Commands of `siamesenorm`, one after the other in every process as torchrun starts it, behind ``prepare()``.
+
+    Exit code, standard output and standard error of each, for each process.
+    """
+    return run_world(size, _commands, commands, folder, prepare)
+
+
+def _commands(
+    world: World, commands: list[list[str]], folder: Path, prepare: Callable[[], object]
+) -> list[tuple[int, str, str]]:
+    from siamesenorm.cli import main
+
+    prepare()
+    world.close()  # a command meets the others by itself
+    found = []
+    for command in commands:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(folder):
+            code = main(command)
+        found.append((code, out.getvalue(), err.getvalue()))
+    world.__init__()  # type: ignore[misc]  # alone, at the end
+    return found
 
 
 def _receive(pipe: Any) -> tuple[Any, str | None]:

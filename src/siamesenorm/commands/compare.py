@@ -18,7 +18,7 @@ from siamesenorm.commands.completion import (
 from siamesenorm.commands.report import Baseline, Figures, Metric, Open, show_result
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-PRESETS = ("lr", "depth", "warmup", "ablation")
+PRESETS = ("lr", "depth", "warmup", "ablation", "arithmetic")
 SHOWN = 5
 """Failed cells that are named."""
 
@@ -160,6 +160,7 @@ def compare(
     if model is not None and (recipe is not None or preset is not None):
         raise ConfigError(f"--model: {model!r} is not allowed with a recipe or preset; it takes the place of both")
     chosen = None if preset is None else find_preset(preset)
+    metric = metric if chosen is None or metric is not None else chosen.metric
     formats = () if figures is None else parse_formats(figures)
     own = None if model is None else open_model_file(model)
     if own is not None and text is not None:

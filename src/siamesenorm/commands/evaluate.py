@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from siamesenorm.commands.device import Device, find_device
+from siamesenorm.commands.device import Device, Precision, computing
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
     from siamesenorm.interop.harness import Loaded, TaskScore
     from siamesenorm.interop.perplexity import TextScore
+    from siamesenorm.tasks.sharing import Sharing
+    from siamesenorm.train.inference import Inference
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+PARALLEL = ("fsdp", "tp")
 PERPLEXITIES = ("bits_per_byte", "byte_perplexity", "token_perplexity", "word_perplexity", "nats_per_token")
 
 
@@ -57,12 +60,27 @@ def evaluate(
         Path | None, typer.Option("--output", "-o", help="Write everything to this JSON file.", show_default=False)
     ] = None,
     device: Device = None,
-    dtype: Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}; auto takes the checkpoint's own.")] = "auto",
+    precision: Precision = "fp32",
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            help="A run alone, under torchrun: fsdp or tp, so that each process holds a part of its model; "
+            "default: all of it.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(help=f"Of the weights, for --tasks and --text: {', '.join(DTYPES)}; auto: the checkpoint's own."),
+    ] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python files that lie in the checkpoint.")
     ] = False,
 ) -> None:
-    """Measure a run on its held-out data, or score a language model on tasks of lm-evaluation-harness and on texts."""
+    """Measure a run on its held-out data, or score a language model on tasks of lm-evaluation-harness and on texts.
+
+    Under torchrun processes share the work.
+    """
     from siamesenorm.loading import loading
 
     with loading():
@@ -85,39 +103,52 @@ def evaluate(
         raise InteropError(
             f"checkpoint: {str(checkpoint)!r} {there}; it takes the folder of a run or of a model of transformers"
         )
-    chosen = find_device(device)
-    if is_run and not names and not text:
-        if limit or window or stride:
-            raise InteropError("evaluate: --limit, --window and --stride go with --tasks or --text; neither is given")
-        with loading():
-            from siamesenorm.commands.evaluate_run import evaluate_run
-        evaluate_run(Console(), checkpoint, output, chosen)
-        return
-    if not names and not text:
+    alone = is_run and not names and not text
+    if alone and (limit or window or stride):
+        raise InteropError("evaluate: --limit, --window and --stride go with --tasks or --text; neither is given")
+    if not alone and not names and not text:
         raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both, or the folder of a run")
-    with loading():
-        harness.require_eval(tasks=bool(names))
-    names = resolve_tasks(names)
-    texts = [(path, read_text(path)) for path in text or []]
-    started = time.time()
-    if is_run:
-        loaded = load_run(checkpoint, chosen, dtype)
-    else:
-        loaded = harness.load_checkpoint(checkpoint, device=chosen, dtype=dtype, trust_remote_code=trust_remote_code)
-    length = min(window or loaded.max_length, loaded.max_length)
-    stride = check_stride(length, stride)
-    scores = harness.run_tasks(loaded, names, limit=limit, batch_size=batch_size) if names else []
-    console = Console()
-    measured = [(path, measure(console, loaded, path, content, length, stride, batch_size)) for path, content in texts]
-    show(console, scores, measured)
-    if output is not None:
+    if parallel is not None and (parallel not in PARALLEL or not alone):
+        allowed = f"it takes one of {', '.join(PARALLEL)}" if alone else "it takes a run without --tasks and --text"
+        raise InteropError(f"--parallel: {parallel!r} is not allowed; {allowed}")
+    with computing(device, precision, parallel) as place:
+        console = Console(quiet=not place.is_main)
+        if alone:
+            with loading():
+                from siamesenorm.commands.evaluate_run import evaluate_run
+            evaluate_run(console, checkpoint, output, place, spread=parallel is not None)
+            return
+        with loading():
+            harness.require_eval(tasks=bool(names))
+        names = resolve_tasks(names)
+        texts = [(path, read_text(path)) for path in text or []]
+        started = time.time()
+        if is_run:
+            loaded = load_run(checkpoint, place.device, dtype)
+        else:
+            trusted = {"trust_remote_code": trust_remote_code}
+            loaded = harness.load_checkpoint(checkpoint, device=place.device, dtype=dtype, **trusted)
+        length = min(window or loaded.max_length, loaded.max_length)
+        stride = check_stride(length, stride)
+        with place.autocast():
+            scores = scored_tasks(loaded, names, limit, batch_size, place) if names else []
+            measured = [
+                (path, measure(console, loaded, path, content, length, stride, batch_size, place.sharing))
+                for path, content in texts
+            ]
+        show(console, scores, measured)
+        if output is None or not place.is_main:
+            return
         settings: dict[str, Any] = {
             "limit": limit,
             "batch_size": batch_size,
             "window": length,
             "stride": stride,
+            "device": str(loaded.model.device),
+            "dtype": str(loaded.model.dtype).removeprefix("torch."),
+            "precision": precision,
+            "processes": place.world.size,
         }
-        settings |= {"device": str(loaded.model.device), "dtype": str(loaded.model.dtype).removeprefix("torch.")}
         result = {
             "command": shlex.join(["siamesenorm", *sys.argv[1:]]),
             "checkpoint": str(checkpoint),
@@ -131,6 +162,21 @@ def evaluate(
         }
         write_json(output, json.loads(json.dumps(result, default=str)))
         console.print(f"[dim]written to {output}[/dim]")
+
+
+def scored_tasks(
+    loaded: Loaded, names: list[str], limit: int | None, batch_size: int, place: Inference
+) -> list[TaskScore]:
+    """The harness' figures; the bars that it draws are the main process's."""
+    import contextlib
+    import os
+
+    from siamesenorm.interop.harness import run_tasks
+
+    with contextlib.ExitStack() as stack:
+        if not place.is_main:
+            stack.enter_context(contextlib.redirect_stderr(stack.enter_context(open(os.devnull, "w"))))
+        return run_tasks(loaded, names, limit=limit, batch_size=batch_size, sharing=place.sharing)
 
 
 def load_run(folder: Path, device: torch.device, dtype: str) -> Loaded:
@@ -160,7 +206,14 @@ def read_text(path: Path) -> str:
 
 
 def measure(
-    console: Console, loaded: Any, path: Path, content: str, window: int, stride: int, batch_size: int
+    console: Console,
+    loaded: Any,
+    path: Path,
+    content: str,
+    window: int,
+    stride: int,
+    batch_size: int,
+    sharing: Sharing,
 ) -> TextScore:
     """A text's score, with a progress bar meanwhile."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -168,7 +221,7 @@ def measure(
     from siamesenorm.interop.perplexity import score_text
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal or console.quiet) as bar:
         row = bar.add_task(f"{path.name}, windows", total=None)
 
         def progress(done: int, total: int) -> None:
@@ -182,6 +235,7 @@ def measure(
             stride=stride,
             batch_size=batch_size,
             progress=progress,
+            sharing=sharing,
         )
 
 

@@ -8,27 +8,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
 
     from siamesenorm.tasks.confusion import Confusion
+    from siamesenorm.train.inference import Inference
 
 MOST_COLUMNS = 16
 """Classes up to which the whole confusion table is shown."""
 
 
-def evaluate_run(console: Console, run: Path, output: Path | None, device: torch.device) -> None:
-    """Measure the model of a run as the run itself does, show it, and write it where asked."""
+def evaluate_run(console: Console, run: Path, output: Path | None, place: Inference, spread: bool = False) -> None:
+    """Measure the model of a run as the run itself does, show it, and write it where asked.
+
+    spread: each process holds a part of the model only.
+    """
+    import torch
+
     from siamesenorm.data.atomic import write_json
     from siamesenorm.tasks import find_task
     from siamesenorm.tasks.classification import ClassificationTask
     from siamesenorm.train.folder import plain_numbers
+    from siamesenorm.train.stored import Stored, open_stored
     from siamesenorm.train.trained import open_trained
 
-    trained = open_trained(run)
+    trained = open_stored(run) if spread and place.world.size > 1 else open_trained(run)
     task = find_task(trained.config.task).for_evaluation(trained.config)
-    model = trained.model.to(device)
-    metrics = task.evaluate(model, rank=0, world_size=1, average=lambda values: values, final=True)
+    model = place.spread(trained) if isinstance(trained, Stored) else place.ready(trained.model)
+    world = place.world
+    with torch.no_grad(), place.autocast():
+        metrics = task.evaluate(
+            model,
+            rank=world.data_rank,
+            world_size=world.data_size,
+            average=world.mean,
+            final=True,
+            gather=world.gather_data,
+        )
+    if not place.is_main:
+        return
     confusion = task.confusion if isinstance(task, ClassificationTask) else None
     show_metrics(console, metrics)
     sizes = task.held_out_sizes()
@@ -42,6 +59,11 @@ def evaluate_run(console: Console, run: Path, output: Path | None, device: torch
             "step": trained.step,
             "metrics": plain_numbers(metrics),
             "held_out": sizes,
+            "settings": {
+                "device": str(place.device),
+                "precision": place.precision,
+                "processes": world.size,
+            },
         }
         if confusion is not None:
             result |= {"classes": confusion.as_dict(), "confusion": confusion.counts.astype(int).tolist()}

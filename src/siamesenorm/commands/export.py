@@ -13,6 +13,7 @@ from siamesenorm.commands.completion import complete_export
 
 FORMATS = ("diffusers", "gguf", "hf", "safetensors")
 DTYPES = ("float32", "bfloat16", "float16")
+SHARD = "5GB"
 SOURCES = (
     "Folder of a run; a Hugging Face folder, ours or another's, or a GGUF file for all but diffusers and safetensors."
 )
@@ -43,6 +44,12 @@ def export(
         str | None,
         typer.Option(help=f"All but diffusers: {', '.join(DTYPES)}; default: as the run has them.", show_default=False),
     ] = None,
+    shard_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Hugging Face folders: largest file of weights, 5GB by default.", show_default=False
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier export, and nothing else.")
     ] = False,
@@ -59,24 +66,26 @@ def export(
     import torch
 
     from siamesenorm.data.streams import is_stream
+    from siamesenorm.data.tensor_files import parse_size
     from siamesenorm.train.errors import ConfigError
-    from siamesenorm.train.trained import open_trained, save_trained
+    from siamesenorm.train.stored import open_stored, save_stored
 
     if to not in (*FORMATS, *(stock := stock_names())):
         raise ConfigError(f"--to: {to!r} is not allowed; it takes one of {', '.join((*FORMATS, *stock))}")
     if dtype is not None and (dtype not in DTYPES or to == "diffusers"):
         allowed = "a pipeline keeps the run's" if to == "diffusers" else f"it takes one of {', '.join(DTYPES)}"
         raise ConfigError(f"--dtype: {dtype!r} is not allowed; {allowed}")
+    if shard_size is not None and to in FORMATS and to != "hf":
+        raise ConfigError(f"--shard-size: {shard_size!r} is not allowed with --to {to}; it takes a Hugging Face folder")
+    size = parse_size(shard_size or SHARD, "--shard-size")
     check_place(run, target, to, overwrite)
     weights = None if dtype is None else getattr(torch, dtype)
     if to == "hf" or to == "gguf" or to in stock:
-        export_language(run, target, to, weights, tokenizer, remote_code, overwrite)
+        export_language(run, target, to, weights, tokenizer, remote_code, overwrite, size)
     elif to == "diffusers":
         export_pipeline(run, target, vae, overwrite)
     else:
-        found = open_trained(run)
-        found.model.to(weights)
-        save_trained(found, target)
+        save_stored(open_stored(run), target, weights)
     typer.echo(str(target), err=not target.is_dir() and is_stream(target))  # which may be this very output
 
 
@@ -88,26 +97,40 @@ def stock_names() -> list[str]:
 
 
 def export_language(
-    source: Path, target: Path, to: str, dtype: Any, tokenizer: bool, remote_code: bool, overwrite: bool
+    source: Path, target: Path, to: str, dtype: Any, tokenizer: bool, remote_code: bool, overwrite: bool, size: int
 ) -> None:
     """A language model as a folder of ours, of a stock architecture, or as a GGUF file."""
-    from siamesenorm.opening import open_source
+    from siamesenorm.opening import is_model, open_source
     from siamesenorm.tasks.corpora import saved_template
 
     rooms = {"hf": ("huggingface", "export", "hf"), "gguf": ("gguf.exporter", "export_gguf", "gguf")}
     room, name, extra = rooms.get(to, ("pretrained.stock", "export_stock", "hf"))
     exporter = exporter_of(to, room, "transformers", extra=extra, name=name)
+    if to == "hf" and not is_model(source):
+        export_stored(exporter, source, target, tokenizer, dtype=dtype, max_shard_size=size, overwrite=overwrite,
+                      remote_code=remote_code, chat_template=saved_template(source))  # fmt: skip
+        return
     found = open_source(source, "run")
     options = {"tokenizer": found.tokenizer if tokenizer else None, "dtype": dtype}
     if to == "gguf":
         exporter(found.model, target, **options)
         return
-    options["chat_template"] = saved_template(source)
+    options |= {"chat_template": saved_template(source), "max_shard_size": size}
     if to == "hf":
         generation = found.generation
         exporter(found.model, target, remote_code=remote_code, overwrite=overwrite, generation=generation, **options)
     else:
         exporter(found.model, target, to, overwrite=overwrite, generation=found.generation, **options)
+
+
+def export_stored(exporter: Callable[..., Any], source: Path, target: Path, tokenizer: bool, **options: Any) -> None:
+    """A run as a folder of ours; its weights are read and written one after the other."""
+    from siamesenorm.train.stored import open_stored
+    from siamesenorm.train.trained import run_tokenizer
+
+    found = open_stored(source, "language")
+    reading = run_tokenizer(found.folder, found.config) if tokenizer else None
+    exporter(found.model, target, tokenizer=reading, weights=found.weights, **options)
 
 
 def check_place(run: Path, target: Path, to: str, overwrite: bool) -> None:
@@ -117,7 +140,7 @@ def check_place(run: Path, target: Path, to: str, overwrite: bool) -> None:
     from siamesenorm.interop.gguf.exporter import is_gguf_export
     from siamesenorm.interop.staging import check_target
     from siamesenorm.train.errors import ConfigError
-    from siamesenorm.train.trained import is_export
+    from siamesenorm.train.stored import is_export
 
     is_file = to in ("gguf", "safetensors")
     if to == "safetensors" and not target.is_dir() and is_stream(target):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from siamesenorm.commands.device import Device, Precision, computing
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -60,9 +62,8 @@ def fid(
         typer.Option(metavar="FILE", help="Keep the reference's statistics: .safetensors or .npz.", show_default=False),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Images looked at together.")] = 64,
-    device: Annotated[
-        str | None, typer.Option(help="Default: cuda where there is one, else cpu.", show_default=False)
-    ] = None,
+    device: Device = None,
+    precision: Precision = "fp32",
     cache: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where classifiers and statistics are kept.", show_default=False),
@@ -72,11 +73,11 @@ def fid(
     """Compare generated images with real ones: FID, sFID, Inception score, precision and recall.
 
     Without Inception's weights the same is measured in the features of a small classifier, which is not FID.
+    Under torchrun processes share the images.
     """
     from siamesenorm.loading import loading
 
     with loading():
-        import torch
         from rich.console import Console
 
         from siamesenorm.data.errors import DataError
@@ -93,18 +94,16 @@ def fid(
     folder = cache or default_cache()
     if folder.exists() and not folder.is_dir():
         raise DataError(f"--cache: {str(folder)!r} is a file; it takes a folder")
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError):
-        raise DataError(f"--device: {where!r} is not there; it takes a device of torch such as cpu or cuda") from None
-    console = Console(stderr=True)
-    with _progress(console, "classifier" if weights is None else "weights"):
-        network = open_network(weights, classifier, reference, folder, where)
-    with _progress(console, "reference") as done:
-        real = open_reference(reference, side, network, folder, batch_size, done)
-    with _progress(console, "generated", pictures.count) as done:
-        made = describe(pictures, network, batch=batch_size, progress=done)
+    with computing(device, precision) as place:
+        console = Console(stderr=True, quiet=not place.is_main)
+        with _progress(console, "classifier" if weights is None else "weights"):
+            network = open_network(weights, classifier, reference, folder, place.device, place.dtype)
+        with _progress(console, "reference") as done:
+            real = open_reference(reference, side, network, folder, batch_size, done, place.sharing)
+        with _progress(console, "generated", pictures.count) as done:
+            made = describe(pictures, network, batch=batch_size, progress=done, sharing=place.sharing)
+    if not place.is_main:
+        return
     found = compare(made, real)
     if save_stats is not None:
         write_reference(save_stats, real)
@@ -166,6 +165,6 @@ def _progress(console: Console, stage: str, total: int | None = None) -> Iterato
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal or console.quiet) as bar:
         task = bar.add_task(stage, total=total)
         yield lambda images: bar.advance(task, images)

@@ -19,7 +19,9 @@ def graft(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="SRC", help="Hugging Face folder, imported folder, or run, of a Pre-Norm model.", show_default=False
+            metavar="SRC",
+            help="Hugging Face folder, imported folder, GGUF file, or run, of a Pre-Norm model.",
+            show_default=False,
         ),
     ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to be made.", show_default=False)],
@@ -143,14 +145,15 @@ class Source:
 
 
 def open_source(folder: Path, at: int | None) -> Source:
-    """The model of a folder, and whether it is that of a run which goes on."""
-    from siamesenorm.language_folder import is_model_folder, model_of
+    """The model of a folder or GGUF file, and whether it is that of a run which goes on."""
+    from siamesenorm.language_folder import model_of
+    from siamesenorm.opening import is_model
     from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.folder import RunFolder
     from siamesenorm.train.live_graft import open_live
     from siamesenorm.train.trained import open_language_model, run_tokenizer
 
-    if is_model_folder(folder):
+    if is_model(folder):
         from siamesenorm.interop.pretrained.convert import their_generation, their_tokenizer
 
         if at is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from siamesenorm.commands.device import Device, find_device
+from siamesenorm.commands.device import Device, Precision, computing
 
 
 def predict(
@@ -26,9 +26,11 @@ def predict(
     ],
     top: Annotated[int, typer.Option(min=1, max=1000, help="How many of the likeliest classes are shown.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Images looked at together.")] = 64,
     device: Device = None,
+    precision: Precision = "fp32",
 ) -> None:
-    """Tell what images show, with the likeliest classes and their probabilities."""
+    """Tell what images show, with the likeliest classes and their probabilities; torchrun's processes share them."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -38,12 +40,14 @@ def predict(
     with loading():
         from siamesenorm.lab.prediction import open_classifier, read_image
 
-    read = [(path, read_image(path)) for path in images]
-    place = find_device(device)
-    classifier = open_classifier(run)
-    classifier.model.to(place)
-    names = [str(path) if len(found) == 1 else f"{path}[{n}]" for path, found in read for n in range(len(found))]
-    answers = classifier([image for _, found in read for image in found], top)
+    with computing(device, precision) as place:
+        read = [(path, read_image(path)) for path in images]
+        classifier = open_classifier(run)
+        place.ready(classifier.model)
+        names = [str(path) if len(found) == 1 else f"{path}[{n}]" for path, found in read for n in range(len(found))]
+        answers = classifier([image for _, found in read for image in found], top, batch_size, place)
+    if not place.is_main:
+        return
     if as_json:
         found = [
             {"image": name, "classes": [{"class": label, "probability": share} for label, share in answer]}

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from siamesenorm.train.config import RunConfig
 
 
+HOW = "~"
+"""What stands before fields that may change on resume."""
+
+
 def recipes(
     name: Annotated[
         str | None,
@@ -100,6 +104,7 @@ def show_one(console: Console, name: str, config: RunConfig) -> None:
 
     def rows(fields: list[NamedField], values: dict[str, Any], prefix: str) -> Table:
         grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True, width=1, style="dim")
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold", max_width=28)
         grid.add_column(overflow="fold", ratio=1)
@@ -108,12 +113,13 @@ def show_one(console: Console, name: str, config: RunConfig) -> None:
             for part in field.path.removeprefix(prefix).split("."):
                 value = value.get(part) if isinstance(value, dict) else None
             about = Text.assemble(field.info.description or "", (f" ({describe_allowed(field)})", "dim"))
-            grid.add_row(Text(field.path, style="cyan"), Text(plain(value)), about)
+            grid.add_row(Text(HOW if field.how else ""), Text(field.path, style="cyan"), Text(plain(value)), about)
         return grid
 
     values, fields = config.as_dict(), list(fields_of(type(config)))
     console.print(Text.assemble((name, "bold cyan"), "  ", config.about))
     console.print(Text(f"{length(config)} of {config.train.batch_size:,} samples", style="dim"))
+    console.print(Text(f"{HOW} says how a run is computed and decides no loss: it may change on resume", style="dim"))
     for section in (field for field in fields if field.section is not None and "." not in field.path):
         inner = [f for f in fields if f.path.startswith(f"{section.path}.") and f.section is None]
         if not isinstance(values[section.path], dict):

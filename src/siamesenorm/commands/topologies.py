@@ -177,7 +177,7 @@ def _steps(equation: str, console: Console) -> str:
 
 
 def _paper(arxiv: str) -> Text:
-    return Text(arxiv, style=f"link https://arxiv.org/abs/{arxiv}")
+    return Text(arxiv, style="" if arxiv == "–" else f"link https://arxiv.org/abs/{arxiv}")
 
 
 def _fit(drawing: str, width: int) -> list[str]:

@@ -42,7 +42,14 @@ def train(
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that is there; fail if none is.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with a run that is there; what decides no loss may change."),
+    ] = False,
+    at: Annotated[
+        int | None,
+        typer.Option(min=0, help="Go on from the run's checkpoint of this step, and not from the newest."),
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, removing what the run has written.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how long it would take and in how much memory; write nothing.")
@@ -60,32 +67,35 @@ def train(
     from siamesenorm.train.folder import Mode
     from siamesenorm.train.loop import train as run_training
     from siamesenorm.train.recipes import resolve
-    from siamesenorm.train.rendezvous import refuse
+    from siamesenorm.train.rendezvous import refuse, was_restarted
     from siamesenorm.train.session import default_folder
 
     if resume and restart:
         raise ConfigError("--resume and --restart: both are given; it takes one of the two")
-    mode: Mode = "resume" if resume else "restart" if restart else "auto"
+    if at is not None and restart:
+        raise ConfigError("--at and --restart: both are given; it takes one of the two")
+    mode: Mode = "resume" if resume or at is not None else "restart" if restart else "auto"
+    at = None if was_restarted() else at  # it has gone back there already
     try:
         config = resolve(recipe, overrides or [])
     except ConfigError as error:
         refuse(str(error))  # other processes need not wait for this one
         raise
-    folder = run or default_folder(recipe, overrides or [])
+    folder = run or default_folder(recipe, overrides or [], mode == "resume")
     title = config.about or " ".join([recipe, *(overrides or [])])
     console = Console(stderr=True)
     if dry_run:
         from siamesenorm.train.dry_run import estimate
         from siamesenorm.train.folder import RunFolder
 
-        RunFolder(folder).check(config, mode)
+        RunFolder(folder).check(config, mode, at)
         for line in (f"{folder}: {title}", *config.notes, estimate(config).sentence()):
             typer.echo(line)
         return
     world = World.start(config.parallel)
     try:
         display = ConsoleDisplay(console, f"{title}\n{folder}") if world.is_main else Display()
-        result = run_training(config, folder, mode=mode, display=display, world=world)
+        result = run_training(config, folder, mode=mode, display=display, world=world, at=at)
     except Exception as error:
         if world.size > 1 and lost_another(error):
             problem = f"process {world.rank}: another process of the run has failed or was lost; its own words say why"

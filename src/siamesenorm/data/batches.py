@@ -32,9 +32,9 @@ class Batches(ABC):
     ) -> None:
         if not 0 <= rank < world_size:
             raise DataError(f"rank: {rank} is not allowed; with world_size {world_size} it takes 0 to {world_size - 1}")
-        if global_batch_size < 1 or global_batch_size % world_size:
+        if global_batch_size < world_size:
             raise DataError(
-                f"global_batch_size: {global_batch_size} is not allowed; it takes multiples of world_size {world_size}"
+                f"global_batch_size: {global_batch_size} is not allowed; it takes world_size {world_size} or more"
             )
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.pin_memory = pin_memory

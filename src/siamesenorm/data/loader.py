@@ -18,9 +18,10 @@ from siamesenorm.data.packing import TrainingData
 
 
 class BatchLoader(Batches):
-    """Sequences of tokens: rank r of W has the r-th of W equal parts of each global batch.
+    """Sequences of tokens: rank r of W has the r-th of W parts of each global batch.
 
-    So the ranks together have the same samples in the same order whatever W is.
+    Where W does not divide it, the first ranks have one sequence more than the others. So the ranks together have the
+    same samples in the same order whatever W is.
 
     prefetch: batches made ahead by a thread; with 0 there is none.
     """
@@ -53,8 +54,9 @@ class BatchLoader(Batches):
 
     def make(self, sample: int) -> Batch:
         """The rank's part of the global batch that starts at a sample."""
-        part = self.global_batch_size // self.world_size
-        batch = self.data.batch(sample + self.rank * part + np.arange(part, dtype=np.int64))
+        part, more = divmod(self.global_batch_size, self.world_size)
+        first = self.rank * part + min(self.rank, more)
+        batch = self.data.batch(sample + first + np.arange(part + (self.rank < more), dtype=np.int64))
         return pinned(batch) if self.pin_memory else batch
 
     def close(self) -> None:

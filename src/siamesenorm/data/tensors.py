@@ -11,6 +11,7 @@ from torch import Tensor
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import named_path, reason_of
+from siamesenorm.data.tensor_files import DTYPES, Kind
 
 
 def read_tensors(path: Path | str, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -23,6 +24,24 @@ def tensor_shapes(path: Path | str, field: str) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of a file by name; nothing but the header is read."""
     with _opened(path, field) as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def tensor_kinds(path: Path | str, field: str) -> dict[str, Kind]:
+    """What the tensors of a file are, by name; nothing but the header is read."""
+    dtypes = {name: dtype for dtype, name in DTYPES.items()}
+    found = {}
+    with _opened(path, field) as file:
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            found[name] = Kind(dtypes[part.get_dtype()], tuple(part.get_shape()))
+    return found
+
+
+def read_tensor(path: Path | str, name: str, field: str) -> Tensor:
+    """One tensor of a file."""
+    with _opened(path, field) as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
 
 
 def each_tensor(path: Path | str, field: str) -> Iterator[tuple[str, Tensor]]:

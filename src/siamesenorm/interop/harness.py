@@ -16,6 +16,7 @@ from siamesenorm.data.torchvision_ops import check_torchvision
 from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.tasks.harness_tasks import task_manager
+from siamesenorm.tasks.sharing import Sharing
 
 FEWSHOT_SEED = 1234  # the harness' own
 PACKAGES = ("siamesenorm", "torch", "transformers", "lm-eval", "datasets", "tokenizers")
@@ -79,15 +80,34 @@ def load_checkpoint(
 
 
 def run_tasks(
-    loaded: Loaded, names: Sequence[str], *, limit: int | None = None, batch_size: int = 8
+    loaded: Loaded,
+    names: Sequence[str],
+    *,
+    limit: int | None = None,
+    batch_size: int = 8,
+    sharing: Sharing | None = None,
 ) -> list[TaskScore]:
-    """The harness' figures for each task."""
+    """The harness' figures for each task, in every process of those that share its requests."""
     from lm_eval import evaluate
     from lm_eval.models.huggingface import HFLM
 
+    class Judge(HFLM):
+        """Every process asks for all and computes its part; the harness itself knows of one process."""
+
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+            return shared.split(requests, lambda mine: HFLM.loglikelihood(self, mine, disable_tqdm))
+
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+            return shared.split(requests, lambda mine: HFLM.loglikelihood_rolling(self, mine, disable_tqdm))
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
+            return shared.split(requests, lambda mine: HFLM.generate_until(self, mine, disable_tqdm))
+
+    shared = sharing or Sharing()
+
     for name in ("lm_eval", "lm_eval.api.task", "lm_eval.evaluator", "lm_eval.models.huggingface"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    judge = HFLM(
+    judge = Judge(
         pretrained=loaded.model,
         tokenizer=loaded.tokenizer,
         backend="causal",

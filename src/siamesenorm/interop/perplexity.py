@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siamesenorm.interop.errors import InteropError
+from siamesenorm.tasks.sharing import Sharing
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,13 @@ def score_text(
     stride: int | None = None,
     batch_size: int = 8,
     progress: Callable[[int, int], None] | None = None,
+    sharing: Sharing | None = None,
 ) -> TextScore:
     """The loss of a causal LM of transformers on a text.
 
     window: tokens that are read at once, the model's longest sequence at most.
     stride: new tokens a window, half of it by default: each then sees at least half a window of past.
-    progress: called with windows done and windows in all.
+    progress: called with windows done and windows in all. sharing: processes that share the windows, batch by batch.
     The first token is predicted from the tokenizer's bos or eos token; without either it is not scored.
     """
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -115,8 +117,9 @@ def score_text(
     tokens = torch.tensor(ids)
     plan = list(windows_over(len(ids) - 1, window, check_stride(window, stride)))
     losses: list[float] = []
-    for start in range(0, len(plan), batch_size):
-        losses += _losses(model, tokens, plan[start : start + batch_size])
+    parts = (plan[start : start + batch_size] for start in range(0, len(plan), batch_size))
+    for found in (sharing or Sharing()).each(parts, lambda part: _losses(model, tokens, part)):
+        losses += found
         if progress is not None:
             progress(len(losses), len(plan))
     each = [loss / part.scored for loss, part in zip(losses, plan, strict=True)]

@@ -39,6 +39,8 @@ def staged(target: Path, overwrite: bool = False) -> Iterator[Path]:
             raise InteropError(f"target: {str(target)!r} cannot be written: {' '.join(str(error).split())}") from None
         names = [path.relative_to(folder).as_posix() for path in files_below(folder)]
         write_json(folder / RECORD, {"files": {name: asdict(File.of(folder / name)) for name in names}})
+        for name in names:  # safetensors' own writer makes files that nobody else may read
+            os.chmod(folder / name, (folder / RECORD).stat().st_mode)
         with Replacement() as swap:
             swap.set_aside(place, made)
             swap.move(folder, place)

@@ -24,7 +24,7 @@ from siamesenorm.data.preparation import prepare
 from siamesenorm.data.sources import find_sources, read_documents
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
-from siamesenorm.lab.grafts import GraftPlan, GraftSource, check_awake, check_field
+from siamesenorm.lab.grafts import GraftPlan, GraftSource, check_awake, check_field, graft_names
 from siamesenorm.lab.grid import (
     GRID,
     OPTIMIZER,
@@ -106,7 +106,8 @@ def make_grid(
 
     source: what all runs go on from, grafted to the topologies; the grafts lie in the folder `out`.
     """
-    name = RECIPE if recipe is None else recipe
+    usual = preset.recipe if preset is not None and preset.recipe is not None else RECIPE
+    name = usual if recipe is None else recipe
     fixed = [] if data is None else [f"data.train={json.dumps([str(data)])}"]
     axes = []
     if optimizers:
@@ -128,6 +129,7 @@ def make_grid(
     chosen = (
         parse_topologies(topologies) if topologies else preset.topologies if preset else parse_topologies([default])
     )
+    chosen = chosen if source is None else graft_names(chosen)
     return Grid(
         name,
         chosen,
@@ -136,7 +138,7 @@ def make_grid(
         tuple(fixed),
         tuple(axes),
         preset.name if preset else None,
-        {} if source is None else GraftPlan(source, out, chosen).starts,
+        {} if source is None else GraftPlan(source, out, chosen).overrides(),
     )
 
 
@@ -288,7 +290,7 @@ def prepare_grid(
             one.take()
         if grafts is not None:
             grafts.write()
-        write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [cell.name for cell in cells]})
+        write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [place.folder.name for place in places]})
     except OSError as error:
         raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
     return Prepared(grid, folder, places, facts)

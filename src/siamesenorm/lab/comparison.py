@@ -88,6 +88,7 @@ def compare(
     Ctrl-C stops and saves; what was done by then is in the result, whose `complete` is False.
     """
     chosen = None if preset is None else find_preset(preset)
+    metric = metric if chosen is None or metric is not None else chosen.metric
     sets = [as_setting(name, value) for name, value in fields.items()]
     shape = {"steps": steps, "batch_size": batch_size, "sequence_length": sequence_length}
     for name, value in shape.items():
@@ -247,6 +248,8 @@ def read_report(
     out = Path(folder) if folder is not None else paths[0] if len(paths) == 1 else RUNS / "report"
     names = {read_grid(path).get("preset") for path in paths}
     (name,) = names if len(names) == 1 else (None,)
+    known = PRESETS.get(name or "")
+    metric = metric if known is None or metric is not None else known.metric
     return read_comparison(
         find_runs(paths),
         out,
@@ -254,7 +257,7 @@ def read_report(
         title=title,
         metric=metric,
         baseline=baseline,
-        preset=PRESETS.get(name or ""),
+        preset=known,
     )
 
 

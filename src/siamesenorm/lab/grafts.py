@@ -2,7 +2,7 @@
 
 source = open_source("runs/mine")
 plan = GraftPlan(source, out, ("pre", "siamese"))
-plan.starts                               # what runs of each topology begin with
+plan.overrides()                          # of the runs of each topology: what they begin with
 plan.check(task), plan.write()            # certificates first; then grafts/, for all cells of a comparison
 
 A graft is a file of weights with its certificate beside it. The source's own topology is a copy of its weights, so that
@@ -29,8 +29,9 @@ from siamesenorm.data.tokenizer import FILE, Tokenizer
 from siamesenorm.language_folder import open_model_folder
 from siamesenorm.models.fingerprint import weights_hash
 from siamesenorm.models.lm import LanguageModel, LMConfig
-from siamesenorm.models.lm.grafting import certify, graft
+from siamesenorm.models.lm.grafting import certify, graft, graft_config
 from siamesenorm.residual import TopologyError
+from siamesenorm.residual.grafts import graft_text
 from siamesenorm.tasks.language import LanguageTask
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
@@ -97,6 +98,14 @@ def check_field(path: str) -> None:
         raise ConfigError(f"--set: {path} is not allowed with --graft, whose source says it")
 
 
+def graft_names(topologies: Sequence[str]) -> tuple[str, ...]:
+    """Topologies as grafts to them are made."""
+    try:
+        return tuple(map(graft_text, topologies))
+    except TopologyError as error:
+        raise ConfigError(f"--topologies: {error}") from None
+
+
 def check_awake(source: GraftSource, config: RunConfig) -> None:
     """Raise where a run would train nothing of a graft's own: whatever else it learns, it stays the old topology."""
     with torch.device("meta"):
@@ -124,6 +133,26 @@ class GraftPlan:
     def starts(self) -> dict[str, str]:
         """What runs of each topology begin with."""
         return {topology: str(self.place(topology) / WEIGHTS) for topology in self.topologies}
+
+    def overrides(self) -> dict[str, tuple[str, ...]]:
+        """Of the runs of each topology: what they begin with, and the fields of the model that its graft changes."""
+        return {
+            topology: (
+                f"train.init_from={start}",
+                *(f"model.{name}={json.dumps(value)}" for name, value in self._changed(topology).items()),
+            )
+            for topology, start in self.starts.items()
+        }
+
+    def _changed(self, topology: str) -> dict[str, Any]:
+        """Fields of the source's model, beside the topology, that its graft has otherwise; with their new values."""
+        if topology == self.source.topology:
+            return {}
+        try:
+            made = graft_config(LMConfig.model_validate(self.source.fields), topology).model_dump(mode="json")
+        except TopologyError as error:
+            raise ConfigError(f"--graft: {error}") from None
+        return {n: v for n, v in made.items() if n != "topology" and v != self.source.fields.get(n, v)}
 
     def place(self, topology: str) -> Path:
         """The folder of a graft, or of the copy."""
@@ -156,6 +185,10 @@ class GraftPlan:
             weights=digest,
             starts={**earlier.get("starts", {}), **self.starts},
             certificates=certificates,
+            fields={
+                **earlier.get("fields", {}),
+                **{name: self.source.fields[name] for topology in self.topologies for name in self._changed(topology)},
+            },
             before=earlier.get("before") or [self._before(task) for task in tasks],
         )
 

@@ -99,8 +99,8 @@ class Grid:
     axes: tuple[tuple[Setting, ...], ...] = ()
     """What else differs between cells."""
     preset: str | None = None
-    starts: Mapping[str, str] = field(default_factory=dict)
-    """What runs begin with, by topology; first weights of their own where it says nothing."""
+    starts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Overrides by topology: what its runs begin with; first weights of their own where it says nothing."""
 
     def cells(self) -> list[Cell]:
         """Every cell, checked, those that make pairs next to each other and a whole seed before the next."""
@@ -119,8 +119,7 @@ class Grid:
     def _cell(self, seed: int, settings: tuple[Setting, ...], lr: float, topology: str) -> Cell:
         own = [override for setting in settings for override in setting.overrides]
         axes = [f"model.topology={topology}", f"optimizer.lr={lr!r}", f"train.seed={seed}"]
-        if topology in self.starts:
-            axes.append(f"train.init_from={self.starts[topology]}")
+        axes += self.starts.get(topology, ())
         config = in_steps(resolve(self.recipe, [*QUIET, *self.overrides, *own, *axes]))
         if getattr(config.evaluation, "every", 0) is None:
             raise ConfigError("evaluation.every: null is not allowed in a comparison; it takes steps, 1 or more")
@@ -132,8 +131,9 @@ class Grid:
 
 
 def fingerprint(config: RunConfig) -> str:
-    """Eight digits that differ where configurations do, apart from what is only shown or saved."""
-    values = {k: v for k, v in config.as_dict().items() if k not in ("about", "logging", "checkpoint", "parallel")}
+    """Eight digits that differ where configurations do, apart from how runs are computed, shown and saved."""
+    values = config.as_dict()
+    values = config.decisive() | {name: values[name] for name in ("evaluation", "divergence")}  # which decide results
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 

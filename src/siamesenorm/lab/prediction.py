@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from siamesenorm.models.vit import VisionTransformer, ViTConfig
 from siamesenorm.tasks.base import check_limits
 from siamesenorm.tasks.classification import ClassificationTask, transform_of
 from siamesenorm.tasks.classification_config import ImageDataConfig
+from siamesenorm.tasks.sharing import Sharing
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.inference import Inference
 from siamesenorm.train.trained import open_trained
 
 Answer = list[tuple[str, float]]
@@ -35,18 +38,27 @@ class Classifier:
     transform: CentreCrop
     class_names: list[str]
 
+    def __call__(
+        self, images: list[Pixels], top: int = 5, at_once: int = 64, place: Inference | None = None
+    ) -> list[Answer]:
+        """The likeliest classes of each image (height, width, channels) of bytes.
+
+        place: processes that share the images; default: this one alone.
+        """
+        parts = (images[start : start + at_once] for start in range(0, len(images), at_once))
+        answers = (place.each if place is not None else Sharing().each)(parts, partial(self._answers, top=top))
+        return [answer for part in answers for answer in part]
+
     @torch.no_grad()
-    def __call__(self, images: list[Pixels], top: int = 5, at_once: int = 64) -> list[Answer]:
-        """The likeliest classes of each image (height, width, channels) of bytes."""
-        answers: list[Answer] = []
+    def _answers(self, images: list[Pixels], top: int) -> list[Answer]:
         generator, device = np.random.default_rng(0), next(self.model.parameters()).device
-        for start in range(0, len(images), at_once):
-            seen = np.stack([self.transform(image, generator) for image in images[start : start + at_once]])
-            logits = self.model(torch.from_numpy(seen).to(device))
-            chances, classes = torch.softmax(logits.float(), dim=1).topk(min(top, logits.shape[1]), dim=1)
-            for shares, numbers in zip(chances.tolist(), classes.tolist(), strict=True):
-                answers.append([(self.name(number), share) for number, share in zip(numbers, shares, strict=True)])
-        return answers
+        seen = np.stack([self.transform(image, generator) for image in images])
+        logits = self.model(torch.from_numpy(seen).to(device))
+        chances, classes = torch.softmax(logits.float(), dim=1).topk(min(top, logits.shape[1]), dim=1)
+        return [
+            [(self.name(number), share) for number, share in zip(numbers, shares, strict=True)]
+            for shares, numbers in zip(chances.tolist(), classes.tolist(), strict=True)
+        ]
 
     def name(self, number: int) -> str:
         """What a class is called; its number where it has no name."""

@@ -23,7 +23,7 @@ class Published:
     where: str
     topology: str
     value: float | str
-    """Perplexity, or how it ended."""
+    """Perplexity, accuracy, or how it ended."""
     lr: float | None = None
     setting: str = ""
 
@@ -41,6 +41,10 @@ class Preset:
     sets: tuple[str, ...] = ()
     """As --set takes them."""
     depths: tuple[int, ...] = ()
+    recipe: str | None = None
+    """What is trained, where it is not the usual."""
+    metric: str | None = None
+    """What it is about, where that is not the loss."""
 
 
 def _lr_table() -> tuple[Published, ...]:
@@ -86,10 +90,18 @@ def _ablation_table() -> tuple[Published, ...]:
     ]
     return (
         *found,
-        Published("ResiDual with input norm", "–", 11.68),
-        Published("one HybridNorm stream with both", "–", 10.65),
-        Published("one HybridNorm stream without depth scaling", "–", DIVERGED),
+        Published("ResiDual with input norm", SINGLE[0], 11.68, 1e-2),
+        Published("one HybridNorm stream with both", SINGLE[1], 10.65, 1e-2),
+        Published("one HybridNorm stream without depth scaling", SINGLE[2], DIVERGED, 1e-2),
     )
+
+
+SINGLE = (
+    "residual_dual:input_norm=true",
+    "hybrid:input_norm=true,depth_scaling=sqrt(2(l+1))",
+    "hybrid:input_norm=true",
+)
+"""What else the paper's ablation has: its mechanisms in topologies of others."""
 
 
 def ablated(input_norm: bool, depth_scaling: bool) -> str:
@@ -130,9 +142,25 @@ PRESETS = {
         Preset(
             "ablation",
             "Input norm and depth scaling, each on and off: perplexity of 1.3B after 100B tokens at lr 1e-3.",
-            tuple(ablated(norm, scaling) for norm in (False, True) for scaling in (False, True)),
+            (*(ablated(norm, scaling) for norm in (False, True) for scaling in (False, True)), *SINGLE),
             (1e-2,),
             _ablation_table(),
+        ),
+        Preset(
+            "arithmetic",
+            "Arithmetic: accuracy with four choices (chance .25) of 1.3B after 100B tokens, usual and bold rate.",
+            ("pre", SIAMESE),
+            (1e-2, 2e-2),
+            (
+                Published("lr 0.001", "pre", 0.270, 1e-2),
+                Published("lr 0.001", SIAMESE, 0.294, 1e-2),
+                Published("lr 0.002", "pre", 0.281, 2e-2),
+                Published("lr 0.002", SIAMESE, 0.396, 2e-2),
+                Published("lr 0.002, 350B tokens", "pre", 0.362),
+                Published("lr 0.002, 350B tokens", SIAMESE, 0.434),
+            ),
+            recipe="arithmetic-tiny",
+            metric="arithmetic",
         ),
     )
 }

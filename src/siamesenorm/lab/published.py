@@ -39,7 +39,9 @@ def published_texts(analysis: Analysis, preset: Preset) -> list[tuple[str, ...]]
         (
             row["where"],
             row["topology"],
-            f"{row['published']:.2f}" if isinstance(row["published"], float) else row["published"],
+            f"{row['published']:.{2 if row['published'] >= 1 else 3}f}"
+            if isinstance(row["published"], float)
+            else row["published"],
             row["ours"] or "–",
             " ".join(filter(None, (f"lr {row['our_lr']:g}" if row["our_lr"] else "", row["our_setting"]))) or "–",
         )

@@ -71,6 +71,8 @@ class Run(OnAxes):
         values["data"] = {name: _hashed(value, hashes) for name, value in values["data"].items()}
         if self.config.train.init_from in self.graft.get("starts", {}).values():
             values["train"]["init_from"] = self.graft.get("weights")  # grafts of one model start from the same function
+            values["model"] |= self.graft.get("fields", {})  # and have what they change for that
+        values["divergence"] = self.config.divergence.model_dump(mode="json")
         evaluation = self.config.as_dict()["evaluation"].items()
         values["evaluation"] = {name: value for name, value in evaluation if name not in UNCOUNTED}
         return dict(_flat(values))

@@ -6,7 +6,9 @@ checkpoint. Processes come from a fork server that has imported torch once.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,9 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from siamesenorm.data.errors import DataError
+from siamesenorm.data.listing import names_in
 from siamesenorm.data.workers import start_fork_server
 from siamesenorm.lab.cell import Order, run_cell, work
-from siamesenorm.lab.grid import Cell
+from siamesenorm.lab.grid import Cell, fingerprint
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.interruption import Interruption
@@ -90,7 +93,7 @@ def plan(cells: Sequence[Cell], out: Path) -> list[Progress]:
     """Where every cell stands; done ones are known by their folders. Raises before anything is written."""
     found = []
     for cell in cells:
-        progress = Progress(cell, out / CELLS / cell.name)
+        progress = Progress(cell, folder_of(cell, out / CELLS))
         run = RunFolder(progress.folder)
         run.check(cell.config, "auto")
         state = run.status().get("state")
@@ -99,6 +102,19 @@ def plan(cells: Sequence[Cell], out: Path) -> list[Progress]:
             progress.read()
         found.append(progress)
     return found
+
+
+def folder_of(cell: Cell, cells: Path) -> Path:
+    """Under the cell's name or, where an earlier version had another fingerprint for it, where the same run lies."""
+    place, (readable, _, digest) = cells / cell.name, cell.name.rpartition("-")
+    if place.exists() or not cells.is_dir():
+        return place
+    for name in names_in(cells):
+        if re.fullmatch(rf"{re.escape(readable)}-[0-9a-f]{{8}}", name):
+            with contextlib.suppress(ConfigError):
+                if fingerprint(RunFolder(cells / name).config()) == digest:
+                    return cells / name
+    return place
 
 
 class LocalEngine:

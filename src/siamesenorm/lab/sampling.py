@@ -45,14 +45,18 @@ class Generator:
         seed: int = 0,
         frames: int = 0,
         at_once: int = 100,
+        first: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> Samples:
-        """One image for each label, as the model makes them; frames are those of the first part of `at_once`."""
+        """One image for each label, as the model makes them; frames are those of the first part of `at_once`.
+
+        first: the number of the first sample, on which and on the seed alone all that is random about one depends.
+        """
         c, made, steps = self.model.config, [], sampler.steps_for(self.process)
         kept: list[Tensor] = []
         numbers = torch.tensor(labels, device=self.model.head.weight.device)
         parts = range(0, len(labels), at_once)
-        for part, first in enumerate(parts):
+        for part, start in enumerate(parts):
 
             def told(step: int, part: int = part) -> None:
                 if progress is not None:
@@ -60,22 +64,22 @@ class Generator:
 
             found = sample(
                 self.model,
-                numbers[first : first + at_once],
+                numbers[start : start + at_once],
                 (c.channels, c.input_size, c.input_size),
                 self.process,
                 sampler,
                 unconditional=c.classes if c.class_dropout else None,
                 seed=seed,
-                first=first,
-                frames=frames if first == 0 else 0,
+                first=first + start,
+                frames=frames if start == 0 else 0,
                 progress=told,
             )
             made.append(found.images)
             kept = kept or found.frames
         return Samples(torch.cat(made), kept)
 
-    def decoder(self, autoencoder: Path | None) -> Decode:
-        """From what the model makes to bytes."""
+    def decoder(self, autoencoder: Path | None, device: torch.device | str = "cpu") -> Decode:
+        """From what the model makes to bytes; an autoencoder computes on the device, in its own precision."""
         if not self.latent:
             if autoencoder is not None:
                 raise ConfigError(f"vae: {str(autoencoder)!r} is not allowed; this model makes pixels")
@@ -84,13 +88,18 @@ class Generator:
             raise ConfigError("vae: is missing; a model of latents takes the folder of their AutoencoderKL")
         from siamesenorm.interop.autoencoder import load_autoencoder
 
-        loaded, channels = load_autoencoder(autoencoder), self.model.config.channels
+        loaded, channels = load_autoencoder(autoencoder, device), self.model.config.channels
         if loaded.latent_channels != channels:
             raise ConfigError(
                 f"vae: {str(autoencoder)!r} is not allowed; its latents have {loaded.latent_channels} channels "
                 f"and this model makes {channels}"
             )
-        return loaded.decode
+
+        def decode(latents: Tensor) -> Images:
+            with torch.autocast(torch.device(device).type, enabled=False):
+                return loaded.decode(latents.float())
+
+        return decode
 
     def classes(self, text: str) -> list[int]:
         """Classes of a text such as ``0-9``, ``3,5``, ``Sandal,Bag`` or ``unconditional``."""

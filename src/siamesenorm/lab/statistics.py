@@ -185,9 +185,11 @@ def analyse(records: Records, *, metric: str | None = None, baseline: str | None
         lrs = {r.topology: _rate(r, mine, worst, sign) for r in ranges if r.setting == setting}
         for topology in (t for t in topologies if t != base):
             pairs = [((topology, lr), (base, lr)) for lr in records.lrs]
-            same += [c for one, other in pairs if (c := _compare(mine.get(one), mine.get(other), worst)) is not None]
+            same += [
+                c for one, other in pairs if (c := compare_places(mine.get(one), mine.get(other), worst)) is not None
+            ]
             if topology in lrs and base in lrs:
-                compared = _compare(mine[topology, lrs[topology]], mine[base, lrs[base]], worst)
+                compared = compare_places(mine[topology, lrs[topology]], mine[base, lrs[base]], worst)
                 best += [] if compared is None else [compared]
     return Analysis(
         metric=chosen,
@@ -198,8 +200,8 @@ def analyse(records: Records, *, metric: str | None = None, baseline: str | None
         conditions=conditions(records, chosen),
         places=tuple(places),
         ranges=tuple(ranges),
-        same_lr=_corrected(same),
-        best_lr=_corrected(best),
+        same_lr=corrected(same),
+        best_lr=corrected(best),
         costs=tuple(costs(records, base)),
     )
 
@@ -258,7 +260,9 @@ def _range(topology: str, setting: str, places: Sequence[Place], sign: int) -> R
     )
 
 
-def _compare(one: Place | None, other: Place | None, worst: float | None) -> Comparison | None:
+def compare_places(
+    one: Place | None, other: Place | None, worst: float | None, confidence: float = CONFIDENCE
+) -> Comparison | None:
     """Seed by seed; None where no seed of both has a number on at least one side."""
     if one is None or other is None:
         return None
@@ -274,15 +278,19 @@ def _compare(one: Place | None, other: Place | None, worst: float | None) -> Com
         other.lr,
         score=statistics.fmean(mine[seed] for seed in seeds),
         baseline_score=statistics.fmean(theirs[seed] for seed in seeds),
-        difference=paired([mine[seed] - theirs[seed] for seed in seeds]),
+        difference=paired([mine[seed] - theirs[seed] for seed in seeds], confidence),
         lost=len(one.lost & set(seeds)),
         baseline_lost=len(other.lost & set(seeds)),
         worst=worst if (one.lost | other.lost) & set(seeds) else None,
     )
 
 
-def _corrected(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """The same with chances that allow for how many there are."""
+def corrected(comparisons: Sequence[Comparison], family: int | None = None) -> tuple[Comparison, ...]:
+    """The same with chances that allow for how many there are, or are to come: those not made yet found nothing."""
     chances = holm([c.difference.p for c in comparisons])
-    family = sum(chance is not None for chance in chances)
-    return tuple(replace(c, corrected_p=chance, family=family) for c, chance in zip(comparisons, chances, strict=True))
+    known = sum(chance is not None for chance in chances)
+    if family is not None and family > known:
+        chances = holm([*(c.difference.p for c in comparisons), *[1.0] * (family - known)])
+        known = family
+    pairs = zip(comparisons, chances, strict=False)
+    return tuple(replace(c, corrected_p=chance, family=known) for c, chance in pairs)

@@ -72,6 +72,25 @@ def add_slots(values: Tensor, slots: Slots) -> Tensor:
     return _add_slots(values, slots.of_token)
 
 
+class _SpreadSlots(torch.autograd.Function):
+    """The way there, whose gradient is the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, token: Tensor, of_token: Tensor) -> Tensor:
+        ctx.save_for_backward(of_token)
+        return values.index_select(0, token)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (of_token,) = ctx.saved_tensors
+        return _add_slots(grad, of_token), None, None
+
+
+def spread_slots(values: Tensor, slots: Slots) -> Tensor:
+    """(tokens, d) to (slots, d): each slot has its token's row."""
+    return _SpreadSlots.apply(values, slots.token, slots.of_token)
+
+
 # The projection ---------------------------------------------------------------------------------------------
 
 

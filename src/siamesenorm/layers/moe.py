@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -28,13 +28,35 @@ class RouterStats(NamedTuple):
     balance_loss: Tensor
     """E · Σ_e f_e · p_e, f_e the share of all slots that expert e received and p_e its mean probability
     (arXiv 2101.03961): 1 where both are uniform, E/k where every token goes to the same k experts. OLMoE weighs it .01.
-    f sums to 1; implementations that let it sum to k report k times as much."""
+    f sums to 1; implementations that let it sum to k report k times as much. Where several processes train on parts
+    of one batch, f is that of all parts together, so that the mean over processes is what one process would have."""
     z_loss: Tensor
     """Mean of logsumexp(router logits)² (arXiv 2202.08906). OLMoE weighs it .001."""
     tokens_per_expert: Tensor
     """(experts,) counts, whole numbers that sum to tokens · k."""
     router_entropy: Tensor
     """Mean entropy of the router's distribution in nats, ln(experts) at most."""
+
+
+ExpertsRunner = Callable[["MoE", Tensor, Tensor, Tensor], Tensor]
+"""(MoE, tokens, weights and indices of the chosen experts) to what these make of the tokens."""
+Mean = Callable[[Tensor], Tensor]
+"""The mean of a tensor over everybody who computes a part of the same batch."""
+
+
+def run_experts(moe: MoE, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """All experts are here; where every process has some of them there is another way (expert parallelism)."""
+    dtype = compute_dtype(tokens)
+    slots, order = sort_slots(chosen, moe.experts)
+    # The weight goes on the hidden units: an expert's output is then neither kept nor read again for it.
+    weight = weights.flatten().index_select(0, order).unsqueeze(1)
+    inner = grouped_linear(tokens, moe.w_in, moe.b_in, slots, dispatch=True, dtype=dtype)
+    inner = moe.activate(inner, weight)
+    out = add_slots(grouped_linear(inner, moe.w_out, None, slots, dispatch=False, dtype=dtype), slots)
+    if moe.b_out is not None:
+        spread = weights.new_zeros(weights.shape[0], moe.experts).scatter(1, chosen, weights)
+        out = out + (spread @ moe.b_out.to(weights.dtype)).to(out.dtype)
+    return out
 
 
 class Router(nn.Linear):
@@ -94,6 +116,8 @@ class MoE(nn.Module):
         self.b_in = nn.Parameter(torch.empty(experts, inner)) if bias else None
         self.b_out = nn.Parameter(torch.empty(experts, dim)) if bias else None
         self.out_norm = output_norm(hidden) if output_norm is not None else None
+        self.run_experts: ExpertsRunner = run_experts
+        self.mean: Mean | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -123,17 +147,8 @@ class MoE(nn.Module):
         tokens = h.reshape(-1, self.dim)
         if not torch.is_grad_enabled() and (few := self._few_tokens(tokens)) is not None:
             return few[0].view(h.shape), few[1]
-        dtype = _compute_dtype(tokens)
         logits, log_p, weights, chosen = self.route(tokens)
-        slots, order = sort_slots(chosen, self.experts)
-        # The weight goes on the hidden units: an expert's output is then neither kept nor read again for it.
-        weight = weights.flatten().index_select(0, order).unsqueeze(1)
-        inner = grouped_linear(tokens, self.w_in, self.b_in, slots, dispatch=True, dtype=dtype)
-        inner = self.activate(inner, weight)
-        out = add_slots(grouped_linear(inner, self.w_out, None, slots, dispatch=False, dtype=dtype), slots)
-        if self.b_out is not None:
-            spread = torch.zeros_like(log_p).scatter(1, chosen, weights)
-            out = out + (spread @ self.b_out.to(log_p.dtype)).to(out.dtype)
+        out = self.run_experts(self, tokens, weights, chosen)
         return out.view(h.shape), self._report(logits, log_p, chosen)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -149,7 +164,7 @@ class MoE(nn.Module):
 
     def _few_tokens(self, tokens: Tensor) -> tuple[Tensor, RouterStats] | None:
         """Decoding: on CPU, all of `forward` in one compiled step, where that exists."""
-        if self.activation != "swiglu" or self.out_norm is not None:
+        if self.activation != "swiglu" or self.out_norm is not None or self.run_experts is not run_experts:
             return None
         if type(self.router) is not Router or has_hooks(self.router):
             return None
@@ -174,7 +189,11 @@ class MoE(nn.Module):
         tokens = max(logits.shape[0], 1)
         with _no_autocast(logits):
             p = log_p.exp()
-            balance = p.sum(0).dot(counts.to(p.dtype)) * (self.experts / (tokens * tokens * self.top_k))
+            slots = counts.to(p.dtype)
+            if self.mean is not None and self.training:
+                shared = self.mean(torch.cat([slots, slots.new_full((1,), tokens)]))
+                slots = shared[:-1] * (tokens / shared[-1])  # of all, as many as there are tokens here
+            balance = p.sum(0).dot(slots) * (self.experts / (tokens * tokens * self.top_k))
             log_total = logits[:, 0] - log_p[:, 0]  # logsumexp, which log_softmax has computed already
             z = log_total.dot(log_total) / tokens
             entropy = p.detach().flatten().dot(log_p.detach().flatten()) / -tokens
@@ -185,7 +204,7 @@ class MoE(nn.Module):
         return f"{self.dim}, hidden={self.hidden}, experts={self.experts}, top_k={self.top_k}, {self.activation}"
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
     """What autocast wants matrix products in, else the input's own."""
     kind = x.device.type
     if x.dtype != torch.float64 and kind != "meta" and torch.is_autocast_enabled(kind):

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from siamesenorm.models.init import Around, FirstWeights
 from siamesenorm.models.parametrization import width_ratio
+from siamesenorm.models.sharded_init import whole_parts
 from siamesenorm.residual import Place, Topology
 from siamesenorm.residual.flow import Streams, output_of
 from siamesenorm.residual.hooks import BACKWARD, FORWARD, everywhere, has_hooks
@@ -208,8 +209,12 @@ class Stack(nn.Module, ABC, Generic[Config]):
         topology.lent = [ramp for sublayer in sublayers for ramp in ramps_of(sublayer)]
 
     def init_weights(self, seed: int | None = None, around: Around = nullcontext) -> None:
-        """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`."""
-        self.first_weights(self, seed, around).fill()
+        """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`.
+
+        Parameters may be sharded (`fully_shard`) and get the values of the unsharded model. Whatever is around parts
+        brings them to memory by itself; without it, ``to_empty`` comes before.
+        """
+        self.first_weights(self, seed, whole_parts(self, seed) if around is nullcontext else around).fill()
 
     def through(self, x: Tensor, context: Context = None) -> tuple[Tensor, list[Any]]:
         """The stack's output for an embedding, and what its blocks reported."""

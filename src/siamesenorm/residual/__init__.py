@@ -6,7 +6,14 @@ from siamesenorm.residual.flow import Flow, Gated
 from siamesenorm.residual.needs import AttentionNorms
 from siamesenorm.residual.norms import LayerNorm, Norms, NormSpec, RMSNorm
 from siamesenorm.residual.places import Place, lay_out
-from siamesenorm.residual.registry import TOPOLOGIES, Residual, find_topology, parse_topology
+from siamesenorm.residual.registry import (
+    TOPOLOGIES,
+    Residual,
+    find_topology,
+    parse_topology,
+    register,
+    register_installed,
+)
 
 __all__ = [
     "TOPOLOGIES",
@@ -28,4 +35,8 @@ __all__ = [
     "find_topology",
     "lay_out",
     "parse_topology",
+    "register",
 ]
+
+if __name__ == "siamesenorm.residual":  # source that lies beside exported weights has another name, and no plugins
+    register_installed()

@@ -34,10 +34,11 @@ def source(values: Tensor, eps: float) -> Source:
 
 
 class DepthAttention(nn.Module):
-    """sum_j softmax_j(q · (g * n(v_j))) v_j: keys are normed, values are not."""
+    """sum_j softmax_j(q · (g * n(v_j))) v_j: keys are normed, values are not. summed: times the number of sources."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, summed: bool = False) -> None:
         super().__init__()
+        self.summed = summed
         self.query = nn.Parameter(torch.empty(dim))
         self.key_gain = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
@@ -51,18 +52,19 @@ class DepthAttention(nn.Module):
         return {"query"}
 
     def reset_parameters(self) -> None:
-        """q = 0, g = 1: the mean of all sources, which is Pre-Norm's stream up to a scale."""
+        """q = 0, g = 1: the mean of all sources, Pre-Norm's stream up to a scale; summed, that stream itself."""
         nn.init.zeros_(self.query)
         nn.init.ones_(self.key_gain)
 
     def weights(self, sources: Sources) -> Tensor:
-        """The softmax over the sources: (..., number of sources)."""
+        """The softmax over the sources: (..., number of sources); summed, it adds up to their number."""
         first = sources[0][0]
         with without_autocast(first):
             wide = widened(first).dtype
             direction = (self.query * self.key_gain).to(wide)
             logits = [torch.linalg.vecdot(v.to(wide), direction).unsqueeze(-1) * scale for v, scale in sources]
-            return torch.cat(logits, -1).softmax(-1)
+            weights = torch.cat(logits, -1).softmax(-1)
+            return weights * len(sources) if self.summed else weights
 
     def forward(self, sources: Sources) -> Tensor:
         """The mixture, without a stack of the sources."""
@@ -74,7 +76,9 @@ class DepthAttention(nn.Module):
 
 
 class FirstLink(Link):
-    """h = v_0, the one source there is;  a new source v = F(N h)."""
+    """The first sublayer of Attention Residuals, which has one source to read."""
+
+    equation = "h = v_0, the one source there is;  a new source v = F(N h)"
 
     def __init__(self, norm: nn.Module, eps: float) -> None:
         super().__init__()
@@ -95,12 +99,14 @@ class FirstLink(Link):
 
 
 class AttentionResidualLink(Link):
-    """h = sum_j softmax_j(q · (g * n(v_j))) v_j;  the last v_j = v_j + F(N h)."""
+    """A sublayer whose output joins the last source."""
 
-    def __init__(self, norm: nn.Module, dim: int, eps: float) -> None:
+    equation = "h = sum_j softmax_j(q · (g * n(v_j))) v_j;  the last v_j = v_j + F(N h)"
+
+    def __init__(self, norm: nn.Module, dim: int, eps: float, summed: bool = False) -> None:
         super().__init__()
         self.norm, self.eps = norm, eps
-        self.mix = DepthAttention(dim)
+        self.mix = DepthAttention(dim, summed)
 
     def no_weight_decay(self) -> set[str]:
         """Query and gain."""
@@ -121,14 +127,16 @@ class AttentionResidualLink(Link):
 
 
 class AppendingLink(AttentionResidualLink):
-    """h = sum_j softmax_j(q · (g * n(v_j))) v_j;  a new source v = F(N h)."""
+    """A sublayer whose output is a new source."""
+
+    equation = "h = sum_j softmax_j(q · (g * n(v_j))) v_j;  a new source v = F(N h)"
 
     write = FirstLink.write
 
 
 @dataclass(frozen=True)
 class AttentionResidualOptions(Options):
-    """The size of a group."""
+    """The size of a group, and the scale of the mixture."""
 
     blocks: int | None = option(
         None,
@@ -137,17 +145,26 @@ class AttentionResidualOptions(Options):
         low=0,
         high=100000,
     )
+    sum: bool = option(
+        False,
+        "the mixture times the number of sources: it starts as the sum of all, Pre-Norm's own stream, whatever eps is "
+        "(grafts; published: false)",
+    )
 
 
 class AttentionResidual(Topology):
-    """Attention Residuals: ``h = sum_j softmax_j(q · (g * n(v_j))) v_j`` over the sources before. arXiv 2603.15031.
-
-    Sources are the embedding and the sums of groups of outputs (as Kimi K3 runs it), or with blocks=0 every output.
-    At the start, q = 0, it is Pre-Norm: the mean of all sources is its stream up to a scale, which the norm ignores.
-    """
+    """Attention Residuals (arXiv 2603.15031)."""
 
     name = "attnres"
+    about = """
+    Attention Residuals: ``h = sum_j softmax_j(q · (g * n(v_j))) v_j`` over the sources before. arXiv 2603.15031.
+
+    Sources are the embedding and the sums of groups of outputs (as Kimi K3 runs it), or with blocks=0 every output.
+    At the start, q = 0, it is Pre-Norm: the mean of all sources is its stream up to a scale, which the norm ignores,
+    but for its eps; sum=true takes the scale away too [not published].
+    """
     equation = "h = sum_j softmax_j(q · (g * n(v_j))) v_j;  v_last = v_last + F(N h), a new one a group"
+    beginning = "one source, the embedding"
     end = "N(the same mixture)"
     arxiv = "2603.15031"
     streams = "grows"
@@ -168,7 +185,7 @@ class AttentionResidual(Topology):
         base = self.base_blocks or blocks
         # As many groups as the base stack has: sources that grew in number would weigh less each.
         self.blocks = max(1, round(-(-base // GROUPS) * blocks / base)) if chosen is None else chosen
-        self.mix = DepthAttention(self.dim)
+        self.mix = DepthAttention(self.dim, self.options.sum)
 
     def link(self, place: Place) -> Link:
         """Sublayers that begin a group append, others add."""
@@ -176,7 +193,7 @@ class AttentionResidual(Topology):
             return FirstLink(self.norm("input"), self.norms.eps)
         begins = not self.blocks or (place.position == 0 and place.block % self.blocks == 0)
         kind = AppendingLink if begins else AttentionResidualLink
-        return kind(self.norm("input"), self.dim, self.norms.eps)
+        return kind(self.norm("input"), self.dim, self.norms.eps, self.options.sum)
 
     def open(self, x: Tensor) -> Sources:
         """One source, the embedding."""

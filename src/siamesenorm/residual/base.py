@@ -94,6 +94,8 @@ class InitRule:
 class Link(nn.Module):
     """Joins one sublayer to the stream(s); subclasses are a topology's equation for that sublayer."""
 
+    equation: ClassVar[str] = ""
+    """In one line, as ``siamesenorm topologies NAME`` shows it."""
     drop: Drop | None
     ramp: Ramp | None
     branch: Tensor | None
@@ -188,16 +190,22 @@ class Topology(NeedsOnOffer, nn.Module):
     """One residual topology over a whole stack: it owns the start, the links, the end and the init rule.
 
     Subclasses give the class attributes, `link`, and `open`/`close` where these differ from the defaults.
-    Make one with `siamesenorm.Residual(name, dim, blocks, ...)`.
+    Make one with `siamesenorm.Residual(name, dim, blocks, ...)`; `register` makes one of your own known by its name.
     """
 
     name: ClassVar[str]
+    about: ClassVar[str]
+    """What it is, in sentences: where it comes from, and how it differs from its authors' code and why."""
     equation: ClassVar[str]
+    """What a sublayer does to the stream(s)."""
+    beginning: ClassVar[str] = "x = embed"
     end: ClassVar[str]
-    arxiv: ClassVar[str]
+    """The stack's output, from the stream(s)."""
+    arxiv: ClassVar[str] = "–"
     streams: ClassVar[str] = "1"
     kind: ClassVar[StreamKind]
-    drawing: ClassVar[str]
+    """Whether its stream is ever normalised, which decides its place in a siamese pair."""
+    drawing: ClassVar[str] = ""
     options_class: ClassVar[type[Options]] = Options
     has_final_norm: ClassVar[bool] = True
 

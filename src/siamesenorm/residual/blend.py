@@ -41,7 +41,9 @@ class BlendOptions(Options):
 
 
 class BlendLink(Link):
-    """h = (1 - b) N x + b read(S);  x = x + O;  S = write(S, O)."""
+    """On the way from Pre-Norm to another topology."""
+
+    equation = "h = (1 - b) N x + b read(S);  x = x + O;  S = write(S, O)"
 
     def __init__(self, source: Link, target: Link, share: Share) -> None:
         super().__init__()

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 from torch import Tensor
+
+DepthScaling = Literal["none", "sqrt(2(l+1))", "sqrt(l+1)"]
+DEPTH_SCALES: dict[str, Callable[[float], float]] = {
+    "none": lambda l: 1.0,
+    "sqrt(2(l+1))": lambda l: (2 * (l + 1)) ** 0.5,
+    "sqrt(l+1)": lambda l: (l + 1) ** 0.5,
+}
+"""c_l by which updates are divided in block l, after arXiv 2602.08064."""
 
 
 def depth_factor(value: float) -> Tensor:

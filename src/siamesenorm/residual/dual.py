@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import Link, Topology
 from siamesenorm.residual.drop import Keep
+from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.summands import Sum, mean_gain
 
 Pair = tuple[Tensor, Tensor]
 
 
-class DualLink(Link):
-    """o = F(x); d = d + o; x = N(x + o)."""
+@dataclass(frozen=True)
+class DualOptions(Options):
+    """What SiameseNorm's ablation adds."""
 
-    def __init__(self, norm: nn.Module) -> None:
+    input_norm: bool = option(False, "normalise what the sublayer reads (N_in), as the ablation of arXiv 2602.08064")
+
+
+class DualLink(Link):
+    """ResiDual."""
+
+    equation = "o = F(x); d = d + o; x = N(x + o)"
+
+    def __init__(self, norm: nn.Module, input_norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.norm = norm
+        self.norm, self.input_norm = norm, input_norm
 
     def read(self, streams: Pair) -> tuple[Pair, Tensor]:
-        """x."""
-        return streams, streams[0]
+        """x, or N_in x."""
+        return streams, streams[0] if self.input_norm is None else self.input_norm(streams[0])
 
     def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
         """(N(x + O), d + O)."""
@@ -31,7 +43,7 @@ class DualLink(Link):
 
     def summands(self, streams: Pair, previous: Link | None) -> Sum:
         """x alone."""
-        return Sum.of_first(streams, None, self.read_gain(previous))
+        return Sum.of_first(streams, self.input_norm, self.read_gain(previous))
 
     def depth_powers(self) -> dict[str, float]:
         """The norm: its gains multiply each other along the stream."""
@@ -44,14 +56,20 @@ class DualLink(Link):
 
 
 class ResidualDual(Topology):
-    """ResiDual: ``o = F(x); d = d + o; x = N(x + o)``, ``out = x + N(d)``. arXiv 2304.14802."""
+    """ResiDual (arXiv 2304.14802)."""
 
     name = "residual_dual"
+    about = """
+    ResiDual: ``o = F(x); d = d + o; x = N(x + o)``, ``out = x + N(d)``. arXiv 2304.14802.
+    """
     equation = "o = F(x);  d = d + o;  x = N(x + o)"
+    beginning = "x = d = embed"
     end = "x + N d"
     arxiv = "2304.14802"
     streams = "2"
     kind = "several"
+    options_class = DualOptions
+    options: DualOptions
     drawing = """
  d ────────────────(+)──────────▶ d
                     │                   end: x + N(d)
@@ -61,7 +79,7 @@ class ResidualDual(Topology):
 
     def link(self, place: Place) -> Link:
         """The sublayer sees x alone."""
-        return DualLink(self.norm("stream"))
+        return DualLink(self.norm("stream"), self.norm("input") if self.options.input_norm else None)
 
     def open(self, x: Tensor) -> Pair:
         """Both start from the embedding, as two tensors: one twice would be another graph to a compiler."""

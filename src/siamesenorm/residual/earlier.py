@@ -22,7 +22,9 @@ States = tuple[Tensor, ...]
 
 
 class AlongsideLink(PreLink):
-    """x = x + F(N x)."""
+    """Pre-Norm on the first of several streams."""
+
+    equation = "x = x + F(N x)"
 
     def read(self, streams: States) -> tuple[States, Tensor]:  # type: ignore[override]
         """Unchanged streams; N x."""
@@ -39,7 +41,9 @@ class AlongsideLink(PreLink):
 
 
 class DenseLink(AlongsideLink):
-    """x = x + F(N x);  then x = sum_j a_j X_j over the embedding and all blocks' outputs."""
+    """The last sublayer of a DenseFormer's block."""
+
+    equation = "x = x + F(N x);  then x = sum_j a_j X_j over the embedding and all blocks' outputs"
 
     def __init__(self, norm: nn.Module, sources: int) -> None:
         super().__init__(norm)
@@ -71,10 +75,14 @@ class DenseLink(AlongsideLink):
 
 
 class Dense(Topology):
-    """DenseFormer: Pre-Norm, and after every block a learned sum of all blocks' outputs so far. arXiv 2402.02622."""
+    """DenseFormer (arXiv 2402.02622)."""
 
     name = "dense"
+    about = """
+    DenseFormer: Pre-Norm, and after every block a learned sum of all blocks' outputs so far. arXiv 2402.02622.
+    """
     equation = "x = x + F(N x);  after block l: X_l = x, x = sum_j a_lj X_j"
+    beginning = "x = embed, which is also the first state"
     end = "N x"
     arxiv = "2402.02622"
     streams = "grows"
@@ -109,7 +117,9 @@ class Dense(Topology):
 
 
 class EmbeddingLink(AlongsideLink):
-    """x = r x + z x_0;  x = x + F(N x)."""
+    """The first sublayer of a block, where the embedding comes back."""
+
+    equation = "x = r x + z x_0;  x = x + F(N x)"
 
     def __init__(self, norm: nn.Module, depth: float, step: float = 1.0) -> None:
         super().__init__(norm)
@@ -148,7 +158,9 @@ class EmbeddingLink(AlongsideLink):
 
 
 class MiddleLink(AlongsideLink):
-    """x = x + F(N x);  x_mid = x."""
+    """The sublayer behind which the middle state is kept."""
+
+    equation = "x = x + F(N x);  x_mid = x"
 
     def write(self, streams: States, output: Tensor, keep: Keep = None) -> States:  # type: ignore[override]
         """x + O, kept as the middle state too."""
@@ -157,7 +169,9 @@ class MiddleLink(AlongsideLink):
 
 
 class MiddleEmbeddingLink(EmbeddingLink, MiddleLink):
-    """x = r x + z x_0;  x = x + F(N x);  x_mid = x."""
+    """The same in a block of one sublayer, behind which the middle state is kept."""
+
+    equation = "x = r x + z x_0;  x = x + F(N x);  x_mid = x"
 
 
 @dataclass(frozen=True)
@@ -168,14 +182,17 @@ class EmbeddingOptions(Options):
 
 
 class EmbeddingBack(Topology):
-    """nanochat's residual: the embedding comes back before every block, and a middle state goes out at the end.
+    """nanochat's residual."""
+
+    name = "x0"
+    about = """
+    nanochat's residual: the embedding comes back before every block, and a middle state goes out at the end.
 
     ``x = r_l x + z_l x_0`` before block l, with ``x_0 = n(embed)``; ``out = N(x - b x_mid)``, x_mid the stream behind
     block L/2. With r = 1 and z = b = 0 it is Pre-Norm.
     """
-
-    name = "x0"
     equation = "before a block x = r_l x + z_l x_0;  x = x + F(N x)"
+    beginning = "x = embed, x_0 = n(embed)"
     end = "N(x - b x_mid)"
     arxiv = "–"
     streams = "3"

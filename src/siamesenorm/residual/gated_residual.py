@@ -78,7 +78,9 @@ class GatedRead(GatedRows):
 
 
 class GatedLink(GatedRows, RowsLink):
-    """z_j = g_j n(R_j);  h = mean_j(G_j z_j);  R_j = R_j + s_j F(h),  s = 2σ(W_w vec(z)/n)."""
+    """Gated Residual."""
+
+    equation = "z_j = g_j n(R_j);  h = mean_j(G_j z_j);  R_j = R_j + s_j F(h),  s = 2σ(W_w vec(z)/n)"
 
     def __init__(self, dim: int, rate: int, rank: int, eps: float) -> None:
         super().__init__()
@@ -120,13 +122,15 @@ class GatedOptions(Options):
 
 
 class GatedResidual(Rows):
-    """Gated Residual, as Qwen3.8-Flash-Next runs it. arXiv 2608.30320.
+    """Gated Residual (arXiv 2608.30320)."""
+
+    name = "gr"
+    about = """
+    Gated Residual, as Qwen3.8-Flash-Next runs it. arXiv 2608.30320.
 
     Every row has a gain of its own, gates of every feature choose from the rows, and no other norm stands before the
     sublayer. The end is a read of its own, in place of the final norm.
     """
-
-    name = "gr"
     equation = "z_j = g_j n(R_j);  h = mean_j(G_j z_j);  R_j = R_j + s_j F(h)"
     end = "mean_j(G_j z_j)"
     arxiv = "2608.30320"

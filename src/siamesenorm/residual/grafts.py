@@ -24,6 +24,7 @@ from siamesenorm.residual.manifold import Manifold, ManifoldLite
 from siamesenorm.residual.norms import GatedNorm, Norm, RMSNorm
 from siamesenorm.residual.post import PostStartLink
 from siamesenorm.residual.pre import LayerScale, Pre, RawLink, Scaled
+from siamesenorm.residual.registry import TOPOLOGIES, parse_topology
 from siamesenorm.residual.siamese import PairLink, Siamese
 from siamesenorm.residual.weighed import Zaya
 
@@ -58,6 +59,17 @@ def compute_pre_norm(
         copied = setting(topology, norms, final)
     topology.set_step(10**9)
     return {to.get_parameter(name): parameter for to, norm in copied for name, parameter in norm.named_parameters()}
+
+
+def graft_text(topology: str) -> str:
+    """A topology as grafts to it are made: with the options that let it compute Pre-Norm, where they are not given.
+
+    A mean of N sources would let eps count N^2 times.
+    """
+    name, options = parse_topology(topology)
+    if TOPOLOGIES.get(name) is not AttentionResidual or "sum" in options:
+        return topology
+    return f"{topology}{',' if options else ':'}sum=true"
 
 
 def embedding_factor(topology: Topology) -> float:

@@ -15,7 +15,9 @@ from siamesenorm.residual.rows import Rows, RowsLink, Weighed, mix_rows, weigh_r
 
 
 class HyperLink(RowsLink):
-    """h = A_m^T H;  H = B^T F(N h) + A_r^T H."""
+    """Hyper-Connections."""
+
+    equation = "h = A_m^T H;  H = B^T F(N h) + A_r^T H"
 
     def __init__(self, norm: nn.Module, dim: int, rate: int, index: int, dynamic: bool, row_norm: nn.Module) -> None:
         super().__init__()
@@ -90,9 +92,12 @@ class HyperOptions(Options):
 
 
 class Hyper(Rows):
-    """Hyper-Connections: ``h = A_m^T H; H = B^T F(N h) + A_r^T H``. arXiv 2409.19606."""
+    """Hyper-Connections (arXiv 2409.19606)."""
 
     name = "hyper"
+    about = """
+    Hyper-Connections: ``h = A_m^T H; H = B^T F(N h) + A_r^T H``. arXiv 2409.19606.
+    """
     equation = "h = A_m^T H;  H = B^T F(N h) + A_r^T H"
     end = "N(sum of rows)"
     arxiv = "2409.19606"

@@ -21,7 +21,11 @@ STD = 0.02
 
 
 class IndependentLink(RowsLink):
-    """h = sum_j (σ(a_1 m_1 + b_1)_j + eps) R_j;  R_j = R_j + (2 σ(a_2 m_2 + b_2)_j + eps) F(N h),  m = W vec(R)/rms."""
+    """Independent Hyper-Connections."""
+
+    equation = (
+        "h = sum_j (σ(a_1 m_1 + b_1)_j + eps) R_j;  R_j = R_j + (2 σ(a_2 m_2 + b_2)_j + eps) F(N h),  m = W vec(R)/rms"
+    )
 
     def __init__(self, norm: nn.Module, dim: int, rate: int, eps: float, norm_eps: float) -> None:
         super().__init__()
@@ -78,12 +82,14 @@ class IndependentOptions(Options):
 
 
 class Independent(Rows):
-    """Independent Hyper-Connections, as Tencent's HY-V4 runs them: rows are weighed token by token, never mixed.
+    """Independent Hyper-Connections."""
+
+    name = "ihc"
+    about = """
+    Independent Hyper-Connections, as Tencent's HY-V4 runs them: rows are weighed token by token, never mixed.
 
     A norm follows the weighted sum that a sublayer reads; the norm of the rows that makes the weights is another one.
     """
-
-    name = "ihc"
     equation = "h = sum_j p_j R_j;  R_j = R_j + s_j F(N h),  p = σ(·), s = 2σ(·)"
     end = "N(sum_j σ(·)_j R_j)"
     arxiv = "–"
@@ -120,7 +126,9 @@ class Independent(Rows):
 
 
 class WidenLink(Link):
-    """h = sum_j a_j R_j;  R_i = R_i + F(N h), i each row in turn."""
+    """Static widening."""
+
+    equation = "h = sum_j a_j R_j;  R_i = R_i + F(N h), i each row in turn"
 
     def __init__(self, norm: nn.Module, rate: int, row: int) -> None:
         super().__init__()
@@ -160,13 +168,15 @@ class WidenOptions(Options):
 
 
 class Widen(Topology):
-    """Static widening: each sublayer writes to one of n rows, in turn, and reads a learned sum of all.
+    """Static widening (arXiv 2608.30320)."""
+
+    name = "widen"
+    about = """
+    Static widening: each sublayer writes to one of n rows, in turn, and reads a learned sum of all.
 
     The ablation of arXiv 2608.30320. How rows start and end is not published: n copies of the embedding, a = 1/n, and
     their sum [our choice]; at the start it is Pre-Norm with an embedding n times as large.
     """
-
-    name = "widen"
     equation = "h = sum_j a_j R_j;  R_(i mod n) = R_(i mod n) + F(N h)"
     end = "N(sum of rows)"
     arxiv = "2608.30320"

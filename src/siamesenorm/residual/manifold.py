@@ -38,7 +38,9 @@ def sinkhorn(logits: Tensor, rounds: int, eps: float) -> Tensor:
 
 
 class ManifoldLink(RowsLink):
-    """h = H_pre R;  R = H_res R + H_post^T F(N h), every H from the token's own rows."""
+    """mHC, however H_res is made."""
+
+    equation = "h = H_pre R;  R = H_res R + H_post^T F(N h), every H from the token's own rows"
 
     def __init__(self, norm: nn.Module, dim: int, rate: int, outputs: int, index: int, eps: float) -> None:
         super().__init__()
@@ -90,7 +92,9 @@ class ManifoldLink(RowsLink):
 
 
 class SinkhornLink(ManifoldLink):
-    """h = H_pre R;  R = H_res R + H_post^T F(N h),  H_res doubly stochastic by Sinkhorn's rounds."""
+    """mHC by Sinkhorn's rounds."""
+
+    equation = "h = H_pre R;  R = H_res R + H_post^T F(N h),  H_res doubly stochastic by Sinkhorn's rounds"
 
     def __init__(self, norm: nn.Module, dim: int, index: int, eps: float, options: ManifoldOptions) -> None:
         self.rounds, self.eps = options.sinkhorn_steps, options.eps
@@ -159,14 +163,16 @@ class LearnedCollapse(nn.Module):
 
 
 class Manifold(Rows):
-    """Manifold-constrained Hyper-Connections, as DeepSeek-V4 and GLM-5-next run them. arXiv 2512.24880.
+    """Manifold-constrained Hyper-Connections (arXiv 2512.24880)."""
+
+    name = "mhc"
+    about = """
+    Manifold-constrained Hyper-Connections, as DeepSeek-V4 and GLM-5-next run them. arXiv 2512.24880.
 
     ``R = H_res R + H_post^T F(N(H_pre R))``, H_pre a sigmoid, H_post twice a sigmoid, H_res doubly stochastic. The
     token-dependent weights start at zero, so that the start is exactly Pre-Norm, and H_pre uneven, so that the rows
     come apart [both our choice].
     """
-
-    name = "mhc"
     equation = "R = H_res R + H_post^T F(N(H_pre R)),  H_res doubly stochastic"
     end = "N(mean or learned sum of rows)"
     arxiv = "2512.24880"
@@ -204,7 +210,9 @@ class Manifold(Rows):
 
 
 class PermutationLink(ManifoldLink):
-    """h = H_pre R;  R = H_res R + H_post^T F(N h),  H_res a mean of permutations."""
+    """mHC-lite."""
+
+    equation = "h = H_pre R;  R = H_res R + H_post^T F(N h),  H_res a mean of permutations"
 
     permutations: Tensor
 
@@ -243,9 +251,12 @@ class LiteOptions(Options):
 
 
 class ManifoldLite(Rows):
-    """mHC-lite: mHC whose H_res is a mean of all n! permutations, weighed by a softmax. arXiv 2601.05732."""
+    """mHC-lite (arXiv 2601.05732)."""
 
     name = "mhc_lite"
+    about = """
+    mHC-lite: mHC whose H_res is a mean of all n! permutations, weighed by a softmax. arXiv 2601.05732.
+    """
     equation = "R = H_res R + H_post^T F(N(H_pre R)),  H_res = sum_r softmax_r(·) P_r"
     end = "N(mean of rows)"
     arxiv = "2601.05732"

@@ -16,7 +16,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 class ParallelLink(PreLink):
-    """y = y + F(N x); the block input x stays, until the block ends."""
+    """A sublayer beside others on one block input."""
+
+    equation = "y = y + F(N x); the block input x stays, until the block ends"
 
     def __init__(self, norm: nn.Module, ends_block: bool) -> None:
         super().__init__(norm)
@@ -34,10 +36,14 @@ class ParallelLink(PreLink):
 
 
 class Parallel(Topology):
-    """Parallel attention and FFN (GPT-NeoX): ``x = x + Attn(N1 x) + FFN(N2 x)``, ``out = N(x)``. arXiv 2204.06745."""
+    """Parallel attention and FFN (arXiv 2204.06745)."""
 
     name = "parallel"
+    about = """
+    Parallel attention and FFN (GPT-NeoX): ``x = x + Attn(N1 x) + FFN(N2 x)``, ``out = N(x)``. arXiv 2204.06745.
+    """
     equation = "x = x + Attn(N1 x) + FFN(N2 x)"
+    beginning = "x = embed, which is also the first block's input"
     end = "N x"
     arxiv = "2204.06745"
     streams = "1 + block input"

@@ -17,7 +17,9 @@ from siamesenorm.residual.summands import mean_gain
 
 
 class PostStartLink(RawLink):
-    """x = N x; x = x + F(x): the post-norm of one sublayer runs at the start of the next."""
+    """Post-Norm at the start of the next sublayer."""
+
+    equation = "x = N x; x = x + F(x): the post-norm of one sublayer runs at the start of the next"
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -38,7 +40,9 @@ class PostStartLink(RawLink):
 
 
 class PostEndLink(RawLink):
-    """x = N(x + F(x))."""
+    """Post-Norm."""
+
+    equation = "x = N(x + F(x))"
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -70,9 +74,12 @@ class PostOptions(Options):
 
 
 class Post(Topology):
-    """Post-Norm: ``x = N(x + F(x))``. arXiv 1706.03762."""
+    """Post-Norm (arXiv 1706.03762)."""
 
     name = "post"
+    about = """
+    Post-Norm: ``x = N(x + F(x))``. arXiv 1706.03762.
+    """
     equation = "x = N(x + F(x))"
     end = "–  (norm_at=start: N x, embedding normalised)"
     arxiv = "1706.03762"
@@ -96,7 +103,9 @@ class Post(Topology):
 
 
 class DeepNormLink(PostEndLink):
-    """x = N(a x + F(x))."""
+    """DeepNorm."""
+
+    equation = "x = N(a x + F(x))"
 
     def __init__(self, norm: nn.Module, scale: float) -> None:
         super().__init__(norm)
@@ -108,13 +117,15 @@ class DeepNormLink(PostEndLink):
 
 
 class DeepNorm(Topology):
-    """DeepNorm, decoder-only: ``x = N(a x + F(x))``, ``a = (2L)^(1/4)``. arXiv 2203.00555.
+    """DeepNorm (arXiv 2203.00555)."""
+
+    name = "deepnorm"
+    about = """
+    DeepNorm, decoder-only: ``x = N(a x + F(x))``, ``a = (2L)^(1/4)``. arXiv 2203.00555.
 
     Value, output and FFN weights are divided by ``(8L)^(1/4)``. 2L is taken as the number of sublayers, which
     is the same for (attention, ffn) blocks and the paper's own law for blocks with cross-attention.
     """
-
-    name = "deepnorm"
     equation = "x = N(a x + F(x)),  a = (2L)^(1/4)"
     end = "–"
     arxiv = "2203.00555"
@@ -135,7 +146,9 @@ class DeepNorm(Topology):
 
 
 class KeelLink(PreLink):
-    """x = N(a x + F(N' x))."""
+    """Keel."""
+
+    equation = "x = N(a x + F(N' x))"
 
     def __init__(self, norm: nn.Module, stream_norm: nn.Module, scale: float) -> None:
         super().__init__(norm)
@@ -156,12 +169,14 @@ class KeelLink(PreLink):
 
 
 class Keel(Topology):
-    """Keel: ``x = N(2L x + F(N' x))``, block 0 Pre-Norm. arXiv 2601.19895.
+    """Keel (arXiv 2601.19895)."""
+
+    name = "keel"
+    about = """
+    Keel: ``x = N(2L x + F(N' x))``, block 0 Pre-Norm. arXiv 2601.19895.
 
     2L is taken as the number of sublayers, which is the same for (attention, ffn) blocks.
     """
-
-    name = "keel"
     equation = "x = N(2L x + F(N' x));  block 0: x = x + F(N' x)"
     end = "–"
     arxiv = "2601.19895"
@@ -189,9 +204,12 @@ class MixOptions(Options):
 
 
 class Mix(Topology):
-    """Mix-LN: the first quarter of the blocks Post-Norm, the rest Pre-Norm. arXiv 2412.13795."""
+    """Mix-LN (arXiv 2412.13795)."""
 
     name = "mix"
+    about = """
+    Mix-LN: the first quarter of the blocks Post-Norm, the rest Pre-Norm. arXiv 2412.13795.
+    """
     equation = "l < L/4: x = N(x + F(x));  else x = x + F(N x)"
     end = "N x"
     arxiv = "2412.13795"

@@ -17,7 +17,9 @@ from siamesenorm.residual.summands import mean_gain
 
 
 class PreLink(Link):
-    """x = x + F(N x)."""
+    """Pre-Norm."""
+
+    equation = "x = x + F(N x)"
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -37,9 +39,12 @@ class PreLink(Link):
 
 
 class Pre(Topology):
-    """Pre-Norm: ``x = x + F(N x)``, ``out = N(x)``. arXiv 2002.04745."""
+    """Pre-Norm (arXiv 2002.04745)."""
 
     name = "pre"
+    about = """
+    Pre-Norm: ``x = x + F(N x)``, ``out = N(x)``. arXiv 2002.04745.
+    """
     equation = "x = x + F(N x)"
     end = "N x"
     arxiv = "2002.04745"
@@ -54,7 +59,9 @@ class Pre(Topology):
 
 
 class RawLink(Link):
-    """x = x + F(x): no norm of its own."""
+    """A plain residual sum."""
+
+    equation = "x = x + F(x): no norm of its own"
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x; x."""
@@ -66,7 +73,9 @@ class RawLink(Link):
 
 
 class SandwichLink(PreLink):
-    """x = x + N'(F(N x))."""
+    """Sandwich-Norm."""
+
+    equation = "x = x + N'(F(N x))"
 
     def __init__(self, norm: nn.Module, output_norm: nn.Module) -> None:
         super().__init__(norm)
@@ -78,9 +87,12 @@ class SandwichLink(PreLink):
 
 
 class Sandwich(Topology):
-    """Sandwich-Norm: ``x = x + N'(F(N x))``, ``out = N(x)``. arXiv 2105.13290."""
+    """Sandwich-Norm (arXiv 2105.13290)."""
 
     name = "sandwich"
+    about = """
+    Sandwich-Norm: ``x = x + N'(F(N x))``, ``out = N(x)``. arXiv 2105.13290.
+    """
     equation = "x = x + N'(F(N x))"
     end = "N x"
     arxiv = "2105.13290"
@@ -95,9 +107,13 @@ class Sandwich(Topology):
 
 
 class Peri(Sandwich):
-    """Peri-LN: Sandwich-Norm whose embedding is normalised too. arXiv 2502.02732."""
+    """Peri-LN (arXiv 2502.02732)."""
 
+    beginning = "x = N(embed)"
     name = "peri"
+    about = """
+    Peri-LN: Sandwich-Norm whose embedding is normalised too. arXiv 2502.02732.
+    """
     equation = "x = N(embed);  x = x + N'(F(N x))"
     arxiv = "2502.02732"
     drawing = """
@@ -116,7 +132,9 @@ class Peri(Sandwich):
 
 
 class ReorderedLink(RawLink):
-    """x = x + N(F(x))."""
+    """OLMo-2's reordered norm."""
+
+    equation = "x = x + N(F(x))"
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -128,9 +146,12 @@ class ReorderedLink(RawLink):
 
 
 class Reordered(Topology):
-    """Reordered norm of OLMo-2: ``x = x + N(F(x))``, QK-norm over the whole projection. arXiv 2501.00656."""
+    """Reordered norm of OLMo-2 (arXiv 2501.00656)."""
 
     name = "reordered"
+    about = """
+    Reordered norm of OLMo-2: ``x = x + N(F(x))``, QK-norm over the whole projection. arXiv 2501.00656.
+    """
     equation = "x = x + N(F(x))"
     end = "N x"
     arxiv = "2501.00656"
@@ -154,7 +175,9 @@ class Reordered(Topology):
 
 
 class ScaledLink(PreLink):
-    """x = x + F(N(x) / sqrt(l+1))."""
+    """LayerNorm-Scaling."""
+
+    equation = "x = x + F(N(x) / sqrt(l+1))"
 
     def __init__(self, norm: nn.Module, scale: float) -> None:
         super().__init__(norm)
@@ -170,9 +193,12 @@ class ScaledLink(PreLink):
 
 
 class Scaled(Topology):
-    """LayerNorm-Scaling: ``x = x + F(N(x) / sqrt(l+1))``. arXiv 2502.05795."""
+    """LayerNorm-Scaling (arXiv 2502.05795)."""
 
     name = "scaled"
+    about = """
+    LayerNorm-Scaling: ``x = x + F(N(x) / sqrt(l+1))``. arXiv 2502.05795.
+    """
     equation = "x = x + F(N(x) / sqrt(l+1))"
     end = "N x"
     arxiv = "2502.05795"
@@ -187,7 +213,9 @@ class Scaled(Topology):
 
 
 class GainLink(PreLink):
-    """x = x + g * F(N x) with a learned vector g."""
+    """LayerScale."""
+
+    equation = "x = x + g * F(N x) with a learned vector g"
 
     def __init__(self, norm: nn.Module, dim: int, start: float) -> None:
         super().__init__(norm)
@@ -216,9 +244,12 @@ class LayerScaleOptions(Options):
 
 
 class LayerScale(Topology):
-    """LayerScale: ``x = x + g * F(N x)``, g a vector that starts at 1e-4. arXiv 2103.17239."""
+    """LayerScale (arXiv 2103.17239)."""
 
     name = "layerscale"
+    about = """
+    LayerScale: ``x = x + g * F(N x)``, g a vector that starts at 1e-4. arXiv 2103.17239.
+    """
     equation = "x = x + g * F(N x),  g = 1e-4 at start"
     end = "N x"
     arxiv = "2103.17239"
@@ -235,7 +266,9 @@ class LayerScale(Topology):
 
 
 class ReZeroLink(RawLink):
-    """x = x + a F(x) with a learned scalar a."""
+    """ReZero."""
+
+    equation = "x = x + a F(x) with a learned scalar a"
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,9 +289,12 @@ class ReZeroLink(RawLink):
 
 
 class ReZero(Topology):
-    """ReZero: ``x = x + a F(x)``, a = 0 at start, no norms at all. arXiv 2003.04887."""
+    """ReZero (arXiv 2003.04887)."""
 
     name = "rezero"
+    about = """
+    ReZero: ``x = x + a F(x)``, a = 0 at start, no norms at all. arXiv 2003.04887.
+    """
     equation = "x = x + a F(x),  a = 0 at start"
     end = "–"
     arxiv = "2003.04887"
@@ -274,13 +310,15 @@ class ReZero(Topology):
 
 
 class SubLN(Pre):
-    """Sub-LN (Magneto): Pre-Norm plus a norm before each output projection. arXiv 2210.06423.
+    """Sub-LN (arXiv 2210.06423)."""
+
+    name = "subln"
+    about = """
+    Sub-LN (Magneto): Pre-Norm plus a norm before each output projection. arXiv 2210.06423.
 
     The inner norms live in the sublayers (see `needs`). Value, output and FFN weights are multiplied by
     ``sqrt(ln 2L)``, 2L taken as the number of sublayers.
     """
-
-    name = "subln"
     equation = "x = x + W_out N'(F_in(N x))"
     arxiv = "2210.06423"
     drawing = """

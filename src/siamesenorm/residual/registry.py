@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import warnings
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -68,6 +71,44 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 
 TRANSITIONS: dict[str, type[Topology]] = {Blend.name: Blend}
 """Ways from one topology to another: made by grafts, compared with nothing."""
+
+
+ENTRY_POINTS = "siamesenorm.topologies"
+"""The group of entry points by which installed packages bring topologies of their own."""
+
+
+def register(topology: type[Topology]) -> type[Topology]:
+    """Make a topology of your own known by its name: to `Residual`, models, recipes, comparisons and commands.
+
+    Decorate the class with it, or name the class in the entry points of your package, which makes it known in every
+    process::
+
+        [project.entry-points."siamesenorm.topologies"]
+        mine = "my_package.mine:Mine"
+    """
+    if not isinstance(topology, type) or not issubclass(topology, Topology):
+        raise TopologyError(f"register: {shown(topology)} is not allowed; it takes a subclass of Topology")
+    missing = [field for field in ("name", "about", "equation", "end", "kind") if not hasattr(topology, field)]
+    if missing:
+        raise TopologyError(
+            f"register: {topology.__name__} has no {missing[0]}; it takes name, about, equation, end and kind"
+        )
+    name, known = topology.name, {**TRANSITIONS, **TOPOLOGIES}.get(topology.name)
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise TopologyError(f"register: name = {shown(name)} is not allowed; it takes a-z, 0-9 and _, a letter first")
+    if known is not None and (known.__module__, known.__qualname__) != (topology.__module__, topology.__qualname__):
+        raise TopologyError(f"register: name = {shown(name)} is taken by {known.__module__}.{known.__qualname__}")
+    TOPOLOGIES[name] = topology
+    return topology
+
+
+def register_installed() -> None:
+    """Register what installed packages name in their entry points; one that fails is left out, with a warning."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            register(entry.load())
+        except Exception as error:
+            warnings.warn(f"topology {entry.name} of {entry.value} is left out: {error}", stacklevel=2)
 
 
 def find_topology(name: str) -> type[Topology]:

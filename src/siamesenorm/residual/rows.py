@@ -53,7 +53,9 @@ def project_rows(rows: Tensor, matrix: Tensor, eps: float) -> Tensor:
 
 
 class RowsLink(Link):
-    """R_j = R_j + s_j O: the output goes to every row with that row's weight."""
+    """Writes to every row with that row's weight."""
+
+    equation = "R_j = R_j + s_j O: the output goes to every row with that row's weight"
 
     norm: nn.Module
 
@@ -73,6 +75,8 @@ class RowsLink(Link):
 
 class Rows(Topology):
     """Start with n equal rows."""
+
+    beginning = "n copies of the embedding"
 
     streams = "n"
     kind = "pre"

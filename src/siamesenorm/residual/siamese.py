@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import InitRule, Link, Step, SublayerNeeds, Topology
-from siamesenorm.residual.depth import depth_factor
+from siamesenorm.residual.depth import DEPTH_SCALES, DepthScaling, depth_factor
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.flow import Streams
@@ -33,12 +33,6 @@ from siamesenorm.residual.pre import PreLink, RawLink
 from siamesenorm.residual.summands import Sum
 
 Pair = tuple[Streams, Streams]
-DepthScaling = Literal["none", "sqrt(2(l+1))", "sqrt(l+1)"]
-DEPTH_SCALES: dict[str, Callable[[float], float]] = {
-    "none": lambda l: 1.0,
-    "sqrt(2(l+1))": lambda l: (2 * (l + 1)) ** 0.5,
-    "sqrt(l+1)": lambda l: (l + 1) ** 0.5,
-}
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,9 @@ class SiameseOptions(Options):
 
 
 class PairLink(Link):
-    """O = F(N_in(read_x(X) + read_y(Y)));  X = write_x(X, O/c);  Y = write_y(Y, O)."""
+    """A sublayer shared by two streams."""
+
+    equation = "O = F(N_in(read_x(X) + read_y(Y)));  X = write_x(X, O/c);  Y = write_y(Y, O)"
 
     def __init__(
         self, x: Link, y: Link, input_norm: nn.Module | None, gain_dim: int | None, depth_scale: float
@@ -118,14 +114,17 @@ class PairLink(Link):
 
 
 class Siamese(Topology):
-    """SiameseNorm: ``O = F(N_in(N_X(X) + N_Y(Y)))``, both streams receive O, X divided by c_l. arXiv 2602.08064.
+    """SiameseNorm (arXiv 2602.08064)."""
+
+    name = "siamese"
+    about = """
+    SiameseNorm: ``O = F(N_in(N_X(X) + N_Y(Y)))``, both streams receive O, X divided by c_l. arXiv 2602.08064.
 
     ``out = N_out(N_Xf(X) + N_Yf(Y))``. Where X is a HybridNorm stream, attention reads ``g * X + N_Y(Y)`` with a
     learned vector g and without N_in, since it normalises its queries, keys and values itself.
     """
-
-    name = "siamese"
     equation = "X = N_X X;  O = F(N_in(X + N_Y Y));  X = X + O/c_l;  Y = Y + O"
+    beginning = "X = Y = embed"
     end = "N_out(N_Xf X + N_Yf Y)"
     arxiv = "2602.08064"
     streams = "2"

@@ -22,7 +22,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 class InnerLink(Link):
-    """u = N(u + F(u)); the block input waits."""
+    """A sublayer before the last of a SpanNorm block."""
+
+    equation = "u = N(u + F(u)); the block input waits"
 
     def __init__(self, norm: nn.Module, read_norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -49,7 +51,9 @@ class InnerLink(Link):
 
 
 class SkipInnerLink(InnerLink):
-    """u = N(u + F(u)), and u goes on to the skip."""
+    """A sublayer before the last of a B2T block."""
+
+    equation = "u = N(u + F(u)), and u goes on to the skip"
 
     def depth_powers(self) -> dict[str, float]:
         """The norm: its gains multiply each other along the stream."""
@@ -57,7 +61,9 @@ class SkipInnerLink(InnerLink):
 
 
 class SpanLink(SkipInnerLink):
-    """x = N2(x + F(u)): the skip comes from the block input, which then moves on."""
+    """The last sublayer of a SpanNorm block."""
+
+    equation = "x = N2(x + F(u)): the skip comes from the block input, which then moves on"
 
     def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
         """The next block's input and current value, one and the same."""
@@ -66,7 +72,9 @@ class SpanLink(SkipInnerLink):
 
 
 class BottomToTopLink(SkipInnerLink):
-    """x = N2(x + u + F(u)): the block input joins the usual skip."""
+    """The last sublayer of a B2T block."""
+
+    equation = "x = N2(x + u + F(u)): the block input joins the usual skip"
 
     def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
         """The next block's input and current value, one and the same."""
@@ -77,6 +85,8 @@ class BottomToTopLink(SkipInnerLink):
 
 class BlockSkip(Topology):
     """What SpanNorm and B2T share: the pair of streams and Post-Norm inside the block."""
+
+    beginning = "x = embed, which is also the first block's input"
 
     streams = "1 + block input"
     kind = "post"
@@ -120,13 +130,15 @@ class SpanOptions(Options):
 
 
 class Span(BlockSkip):
-    """SpanNorm: ``u = N1(x + Attn(x)); x = N2(x + FFN(u))``. arXiv 2601.22580.
+    """SpanNorm (arXiv 2601.22580)."""
+
+    name = "span"
+    about = """
+    SpanNorm: ``u = N1(x + Attn(x)); x = N2(x + FFN(u))``. arXiv 2601.22580.
 
     Block 0 attends to ``N(x)`` and its skip is raw x. The law of the depth-scaled initialisation is not
     published; ``branch_std`` is our choice.
     """
-
-    name = "span"
     equation = "u = N1(x + Attn(x));  x = N2(x + FFN(u))"
     end = "–"
     arxiv = "2601.22580"
@@ -150,9 +162,12 @@ class Span(BlockSkip):
 
 
 class BottomToTop(BlockSkip):
-    """B2T connection: ``u = N1(x + Attn(x)); x = N2(x + u + FFN(u))``. arXiv 2206.00330."""
+    """B2T connection (arXiv 2206.00330)."""
 
     name = "b2t"
+    about = """
+    B2T connection: ``u = N1(x + Attn(x)); x = N2(x + u + FFN(u))``. arXiv 2206.00330.
+    """
     equation = "u = N1(x + Attn(x));  x = N2(x + u + FFN(u))"
     end = "–"
     arxiv = "2206.00330"

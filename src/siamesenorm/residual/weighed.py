@@ -17,7 +17,9 @@ from siamesenorm.residual.precision import widened
 
 
 class BeamLink(SandwichLink):
-    """x = sqrt((k-1)/k) x + N'(F(N x)) / sqrt(k),  k = i + 2."""
+    """Beam's depth-scaled sandwich."""
+
+    equation = "x = sqrt((k-1)/k) x + N'(F(N x)) / sqrt(k),  k = i + 2"
 
     def __init__(self, norm: nn.Module, output_norm: nn.Module, index: int, step: float = 1.0) -> None:
         super().__init__(norm, output_norm)
@@ -30,9 +32,12 @@ class BeamLink(SandwichLink):
 
 
 class Beam(Topology):
-    """The depth-scaled sandwich of Reflection's Beam-1.0: the function of `sandwich`, its stream kept at unit scale."""
+    """The depth-scaled sandwich of Reflection's Beam-1.0."""
 
     name = "beam"
+    about = """
+    The depth-scaled sandwich of Reflection's Beam-1.0: the function of `sandwich`, its stream kept at unit scale.
+    """
     equation = "x = sqrt((k-1)/k) x + N'(F(N x))/sqrt(k),  k = i + 2"
     end = "N x"
     arxiv = "–"
@@ -54,7 +59,9 @@ class MuseOptions(Options):
 
 
 class MuseLink(SandwichLink):
-    """x = sqrt(max(1 - b², 1e-3)) x + b N'(F(N x)),  b = σ(w/.3)."""
+    """Muse Spark's gate."""
+
+    equation = "x = sqrt(max(1 - b², 1e-3)) x + b N'(F(N x)),  b = σ(w/.3)"
 
     def __init__(
         self, norm: nn.Module, output_norm: nn.Module, dim: int, temperature: float, step: float = 1.0
@@ -89,9 +96,12 @@ class MuseLink(SandwichLink):
 
 
 class Muse(Topology):
-    """The variance-preserving gate of Muse Spark: ``x = sqrt(1 - b²) x + b N'(F(N x))``, b by channel."""
+    """The variance-preserving gate of Muse Spark."""
 
     name = "muse"
+    about = """
+    The variance-preserving gate of Muse Spark: ``x = sqrt(1 - b²) x + b N'(F(N x))``, b by channel.
+    """
     equation = "x = sqrt(max(1 - b², 1e-3)) x + b N'(F(N x)),  b = σ(w/.3)"
     end = "N x"
     arxiv = "–"
@@ -110,7 +120,9 @@ class Muse(Topology):
 
 
 class ZayaLink(PreLink):
-    """x = s_r (x + b_r) + s_o (F(N x) + b_o)."""
+    """ZAYA's residual scaling."""
+
+    equation = "x = s_r (x + b_r) + s_o (F(N x) + b_o)"
 
     def __init__(self, norm: nn.Module, dim: int) -> None:
         super().__init__(norm)
@@ -143,9 +155,12 @@ class ZayaLink(PreLink):
 
 
 class Zaya(Topology):
-    """ZAYA's residual scaling: ``x = s_r (x + b_r) + s_o (F(N x) + b_o)``, four vectors a sublayer."""
+    """ZAYA's residual scaling."""
 
     name = "zaya"
+    about = """
+    ZAYA's residual scaling: ``x = s_r (x + b_r) + s_o (F(N x) + b_o)``, four vectors a sublayer.
+    """
     equation = "x = s_r (x + b_r) + s_o (F(N x) + b_o)"
     end = "N x"
     arxiv = "–"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from siamesenorm.data.batches import Batch as Batch
 from siamesenorm.field_errors import PlainModel
 from siamesenorm.tasks.metrics import Metric, Metrics
+from siamesenorm.tasks.sharing import Gather
 
 Average = Callable[[dict[str, float]], dict[str, float]]
 """Means of numbers over the processes."""
@@ -20,6 +21,20 @@ INIT = ("init", "first_loss")
 """Starts of the names of fields that decide first weights."""
 LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20}
 """Beyond these a number is a slip of the finger, not a model."""
+
+
+class HowComputed:
+    """Marks a field that says how a run is computed, shown or saved, and not what it learns.
+
+    ``workers: Annotated[int, HOW] = Field(…)``: a resumed run may have another value. Of a section, it counts for all
+    fields inside.
+    """
+
+    def __repr__(self) -> str:
+        return "HOW"
+
+
+HOW = HowComputed()
 
 
 class Section(PlainModel):
@@ -65,6 +80,8 @@ class Task(ABC):
     """What throughput is counted in."""
     in_parts: ClassVar[bool] = False
     """Whether its model may be made on ``meta`` and given its first weights part by part."""
+    mixes_pairs: bool = False
+    """Whether training mixes samples in pairs, so that they are computed in even numbers."""
     metrics: ClassVar[Metrics]
     """Every number that `evaluate` gives, by its name; those of a family by what stands there up to the slash."""
     chance: ClassVar[str] = "what knowing nothing of the input gives"
@@ -85,6 +102,11 @@ class Task(ABC):
     def model_of(cls, config: Any) -> nn.Module:
         """The model of a configuration, without its data; for what uses a trained one."""
         raise NotImplementedError(f"the task {cls.name} makes no model without its data")
+
+    @classmethod
+    def sample_loss(cls, config: Any, model: nn.Module, rows: int) -> Tensor:
+        """The loss of so many samples that are all alike, made where tensors are made now: to see what a step takes."""
+        raise NotImplementedError(f"the task {cls.name} has no samples without its data")
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -111,9 +133,20 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(
-        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+        self,
+        model: nn.Module,
+        *,
+        rank: int,
+        world_size: int,
+        average: Average,
+        final: bool,
+        gather: Gather | None = None,
     ) -> dict[str, float]:
-        """Metrics on held-out data; every rank calls it and gets the same. final: after the last step."""
+        """Metrics on held-out data; every rank calls it and gets the same.
+
+        final: after the last step. gather: how ranks tell each other of what is no number to average; without it,
+        each of them does what cannot be shared otherwise by itself.
+        """
 
     @classmethod
     def metric(cls, name: str) -> Metric | None:

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file, write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.loader import TestImages, TrainingImages
 from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm, seeded
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform, per_channel
@@ -27,6 +26,7 @@ from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import Teacher, distillation_loss
 from siamesenorm.tasks.images import ImageTask
 from siamesenorm.tasks.metrics import Metric, Metrics
+from siamesenorm.tasks.sharing import Gather
 
 EVALUATION, CONFUSION = "evaluation.json", "confusion.csv"
 """What the last evaluation found, beside a finished run's weights."""
@@ -76,10 +76,10 @@ class ClassificationTask(ImageTask):
                 f"loss.teacher = {loss.teacher or 'null'} is not allowed with model.distilled = "
                 f"{str(model.distilled).lower()}; a distillation token takes a teacher, and a teacher takes one"
             )
-        if (loss.mixup or loss.cutmix) and (config.train.batch_size // config.train.accumulation) % 2:
-            raise ValueError(
-                f"train.batch_size = {config.train.batch_size} is not allowed; mixing takes even parts of a batch"
-            )
+        for name in ("batch_size", "micro_batch_size"):
+            size = getattr(config.train, name)
+            if (loss.mixup or loss.cutmix) and isinstance(size, int) and size % 2:
+                raise ValueError(f"train.{name} = {size} is not allowed; mixing takes even numbers of images")
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -92,7 +92,8 @@ class ClassificationTask(ImageTask):
             self.held_out = TestImages(self.test_images, plain, self.evaluation.images)
         self.confusion: Confusion | None = None
         loss = self.loss_config
-        self.mixer = make_mixer(loss, self.model_config.classes) if loss.mixup or loss.cutmix else None
+        self.mixes_pairs = bool(loss.mixup or loss.cutmix)
+        self.mixer = make_mixer(loss, self.model_config.classes) if self.mixes_pairs else None
         self.teacher = (
             None if loss.teacher is None else Teacher(loss.teacher, loss.teacher_weights, self.model_config.classes)
         )
@@ -113,15 +114,19 @@ class ClassificationTask(ImageTask):
             )
         return plain if data.augment == "none" else Shift(plain, data.shift, data.flip)
 
+    @classmethod
+    def sample_loss(cls, config: Any, model: nn.Module, rows: int) -> Tensor:
+        """Of images of the first class; a teacher is not asked."""
+        shape = (rows, config.model.channels, *config.model.image_shape)
+        output: Tensor | tuple[Tensor, Tensor] = model(torch.zeros(shape))
+        both = output if isinstance(output, tuple) else (output,)
+        target = torch.zeros(rows, dtype=torch.long)
+        return torch.stack([F.cross_entropy(logits, target) for logits in both]).sum()
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Cross-entropy with the labels, mixed and smoothed where asked for, and with the teacher's answer."""
         images, target = batch["image"], batch["label"]
         if self.mixer is not None:
-            if len(images) % 2:  # the configuration was checked without knowing how many processes share a batch
-                raise DataError(
-                    f"train.batch_size = {self.batch_size} is not allowed; mixing takes even parts of a batch, "
-                    f"and a process has {len(images)}"
-                )
             with seeded(int(torch.randint(2**62, ()))):  # the engine has seeded torch for this step and process
                 images, target = self.mixer(images.clone(), target)
         output: Tensor | tuple[Tensor, Tensor] = model(images)
@@ -139,7 +144,14 @@ class ClassificationTask(ImageTask):
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+        self,
+        model: nn.Module,
+        *,
+        rank: int,
+        world_size: int,
+        average: Average,
+        final: bool,
+        gather: Gather | None = None,
     ) -> dict[str, float]:
         """Loss, accuracy and top-5 accuracy of the held-out images; `confusion` then has the classes."""
         if self.held_out is None:
@@ -157,13 +169,12 @@ class ClassificationTask(ImageTask):
             top += (best == labels[:, None]).any(dim=1).sum()
         matrix = counts.reshape(classes, classes).cpu().numpy()
         sums = {"nats": nats.item(), "top": top.item(), "images": float(matrix.sum()), "right": float(np.trace(matrix))}
-        if world_size > 1 and classes <= 256:  # a number for every pair has to go around
-            whole = average({str(place): float(value) for place, value in enumerate(matrix.ravel())})
-            matrix = np.array(list(whole.values())).reshape(classes, classes) * world_size
+        if gather is not None:
+            matrix = np.sum(gather(matrix), axis=0)
         means = average(sums)
         total = max(means["images"], 1e-9)
         names = self.images.class_names
-        self.confusion = Confusion(np.rint(matrix), names) if world_size == 1 or classes <= 256 else None
+        self.confusion = Confusion(matrix, names) if world_size == 1 or gather is not None else None
         metrics = {"loss": means["nats"] / total, "accuracy": means["right"] / total}
         if classes > TOP:
             metrics["top5"] = means["top"] / total

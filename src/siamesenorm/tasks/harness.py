@@ -15,6 +15,7 @@ from siamesenorm.models.lm import LanguageModel, generate
 from siamesenorm.models.lm.generation import before, ends_with
 from siamesenorm.tasks import harness_tasks
 from siamesenorm.tasks.likelihood import likelihoods, score_rows
+from siamesenorm.tasks.sharing import Sharing
 
 SAMPLES = "samples"
 """The name under which a task's documents are counted."""
@@ -45,16 +46,23 @@ def directions_of(names: Sequence[str]) -> dict[str, bool]:
 
 
 def run_tasks(
-    model: nn.Module, tokenizer: Tokenizer, names: Sequence[str], max_length: int
+    model: nn.Module, tokenizer: Tokenizer, names: Sequence[str], max_length: int, sharing: Sharing | None = None
 ) -> tuple[dict[str, float], dict[str, bool]]:
     """Every numeric metric of the tasks, the harness' own or `olmo_…`, as ``lm_eval/TASK/METRIC``, and its direction.
 
     A metric that a task reads in several ways has the filter's name behind it. ``lm_eval/TASK/samples`` counts.
+    sharing: processes that share the requests; what is asked of the model is the same in all of them.
     """
     api = importlib.import_module("lm_eval.api.model")
     evaluator = importlib.import_module("lm_eval.evaluator")
-    adapter, wanted = make_adapter(api.LM, model, tokenizer, max_length), harness_tasks.resolve_tasks(names)
-    found = evaluator.simple_evaluate(model=adapter, tasks=wanted, task_manager=harness_tasks.task_manager(wanted))
+    sharing = sharing or Sharing()
+    adapter, wanted = make_adapter(api.LM, model, tokenizer, max_length, sharing), harness_tasks.resolve_tasks(names)
+    answer = evaluator.simple_evaluate(model=adapter, tasks=wanted, task_manager=harness_tasks.task_manager(wanted))
+    return next(figures for figures in sharing.gather(None if answer is None else _figures(answer)) if figures)
+
+
+def _figures(found: Any) -> tuple[dict[str, float], dict[str, bool]]:
+    """Numbers and directions; the harness gives its answer to the first process of a machine only."""
     figures = {f"lm_eval/{task}/{SAMPLES}": float(count["effective"]) for task, count in found["n-samples"].items()}
     directions: dict[str, bool] = {}
     for task, metrics in found["results"].items():
@@ -68,16 +76,21 @@ def run_tasks(
     return figures, directions
 
 
-def make_adapter(base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_length: int) -> Any:
+def make_adapter(
+    base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_length: int, sharing: Sharing | None = None
+) -> Any:
     """The harness's interface over a model: likelihoods of continuations and of whole texts, greedy text."""
+    shared = sharing or Sharing()
+    # Answers differ in length, and a model in parts takes all processes for every token: these all make all texts.
+    apart = Sharing() if shared.together else shared
 
     class Adapter(base):
         def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-            found = likelihoods(model, tokenizer, [request.args for request in requests], max_length)
+            found = likelihoods(model, tokenizer, [request.args for request in requests], max_length, shared)
             return [(each.total, each.greedy) for each in found]
 
         def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-            return [self._whole(request.args[0]) for request in requests]
+            return apart.split(requests, lambda mine: [self._whole(request.args[0]) for request in mine])
 
         def _whole(self, text: str) -> float:
             ids = tokenizer.encode(text)
@@ -89,7 +102,7 @@ def make_adapter(base: type[Any], model: nn.Module, tokenizer: Tokenizer, max_le
             return sum(score_rows(model, [row])[0].total for row in rows)
 
         def generate_until(self, requests: Sequence[Any]) -> list[str]:
-            return [self._answer(*request.args) for request in requests]
+            return apart.split(requests, lambda mine: [self._answer(*request.args) for request in mine])
 
         def _answer(self, prompt: str, settings: dict[str, Any]) -> str:
             """Greedy text up to the first of the task's stops."""

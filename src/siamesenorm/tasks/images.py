@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -17,7 +17,7 @@ from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.images.loader import ImageLoader, TestImages, TrainingImages
 from siamesenorm.data.reading import read_object
 from siamesenorm.models.counts import FLOAT32, Counts
-from siamesenorm.tasks.base import Section, Task
+from siamesenorm.tasks.base import HOW, Section, Task
 from siamesenorm.tasks.metrics import Metrics
 
 IMAGES = "images.json"
@@ -40,8 +40,10 @@ class ImageSourceConfig(Section):
     shuffle_seed: int | None = Field(
         default=None, ge=0, lt=2**63, description="Of all that is random about the data; null: train.seed."
     )
-    workers: int = Field(default=0, ge=0, le=256, description="Processes that prepare images; 0: the training one.")
-    prefetch: int = Field(default=2, ge=1, le=1024, description="Batches that each worker makes ahead.")
+    workers: Annotated[int, HOW] = Field(
+        default=0, ge=0, le=256, description="Processes that prepare images; 0: the training one."
+    )
+    prefetch: Annotated[int, HOW] = Field(default=2, ge=1, le=1024, description="Batches that each worker makes ahead.")
 
 
 class ImageTask(Task):

@@ -20,14 +20,18 @@ from siamesenorm.data.tokens import Tokens
 from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
 from siamesenorm.models.lm.counts import activations_of_token, flops_of_token
+from siamesenorm.residual.kernels.eager import planned
 from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.language_config import LanguageEvaluationConfig, TextDataConfig
 from siamesenorm.tasks.likelihood import log_likelihoods
 from siamesenorm.tasks.metrics import Metric, Metrics, harness_metric
+from siamesenorm.tasks.sharing import Gather, Sharing, is_divided
 
 FIRST_TOKENS = 2**16
 """Tokens of an array that are looked at before anything is written."""
+EVALUATED = 2**14
+"""Tokens that are evaluated together, where evaluation.at_once says nothing."""
 FREQUENCY_TOKENS = 2**18
 """Tokens that frequencies are counted over."""
 
@@ -124,6 +128,14 @@ class LanguageTask(Task):
         """The language model of a configuration."""
         return LanguageModel(config.model)
 
+    @classmethod
+    def sample_loss(cls, config: Any, model: nn.Module, rows: int) -> Tensor:
+        """Of sequences of one document, all tokens of which count."""
+        ids = torch.zeros(rows, config.data.sequence_length, dtype=torch.long)
+        masked = config.data.document_masking and planned() != "cuda"  # a GPU's kernel needs no mask in memory
+        loss: Tensor = model(ids, labels=ids, document_ids=ids if masked else None).loss
+        return loss
+
     def build_model(self) -> nn.Module:
         """A language model with its first weights."""
         return LanguageModel(self.model_config, seed=self.seed)
@@ -164,7 +176,14 @@ class LanguageTask(Task):
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+        self,
+        model: nn.Module,
+        *,
+        rank: int,
+        world_size: int,
+        average: Average,
+        final: bool,
+        gather: Gather | None = None,
     ) -> dict[str, float]:
         """Perplexity of the held-out texts, together and each, and arithmetic accuracy where asked for."""
         sums = {name: self._sums(model, data, rank, world_size, average) for name, data in self.held_out.items()}
@@ -177,21 +196,26 @@ class LanguageTask(Task):
         if self._scored_whole() and sums:
             total = sum(data.tokens.text_bytes or 0 for data in self.held_out.values())
             metrics["bits_per_byte"] = nats / math.log(2) / total
+        sharing = Sharing() if gather is None else Sharing(rank, world_size, gather, is_divided(model))
         if self.evaluation.arithmetic:
-            metrics |= self._arithmetic(model)
+            metrics |= self._arithmetic(model, sharing)
         if final and self.evaluation.lm_eval:
             from siamesenorm.tasks.harness import run_tasks
 
-            asked = self.evaluation.lm_eval
-            found, self.harness_directions = run_tasks(model, self.tokenizer, asked, self.model_config.max_length)
+            found, self.harness_directions = run_tasks(
+                model, self.tokenizer, self.evaluation.lm_eval, self.model_config.max_length, sharing
+            )
             metrics |= found
         return metrics
 
     def _sums(
         self, model: nn.Module, data: ValidationData, rank: int, world_size: int, average: Average
     ) -> tuple[float, float]:
-        """Nats and scored tokens, of all ranks together up to a common factor."""
-        size = self.evaluation.at_once or max(1, self.batch_size // world_size)
+        """Nats and scored tokens, of all ranks together up to a common factor.
+
+        A batch has the same sequences on any number of ranks, so that their losses are the same numbers.
+        """
+        size = self.evaluation.at_once or max(1, min(self.batch_size, EVALUATED // self.data_config.sequence_length))
         device = next(model.parameters()).device
         nats = torch.zeros((), dtype=torch.float64, device=device)
         tokens = 0
@@ -212,11 +236,9 @@ class LanguageTask(Task):
         settings = arithmetic_settings(self.data_config)
         return arithmetic_choices(self.evaluation.arithmetic, settings, shots=self.evaluation.shots)
 
-    def _arithmetic(self, model: nn.Module) -> dict[str, float]:
-        questions, tokenizer = self._questions(), self.tokenizer
-        score = score_choices(
-            questions, lambda pairs: log_likelihoods(model, tokenizer, pairs, self.model_config.max_length)
-        )
+    def _arithmetic(self, model: nn.Module, sharing: Sharing) -> dict[str, float]:
+        questions, tokenizer, longest = self._questions(), self.tokenizer, self.model_config.max_length
+        score = score_choices(questions, lambda pairs: log_likelihoods(model, tokenizer, pairs, longest, sharing))
         by_digits = {f"arithmetic/{digits}_digits": share for digits, share in score.by_digits.items()}
         return {"arithmetic": score.accuracy, "arithmetic_error": score.standard_error, **by_digits}
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from siamesenorm.tasks.base import Section
+from siamesenorm.tasks.base import HOW, Section
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 Weights = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
@@ -45,7 +45,7 @@ class TextDataConfig(Section):
     dtype: Literal["uint16", "uint32"] = Field(default="uint16", description="Of .npy arrays without a header.")
     eos_id: int | None = Field(default=None, ge=0, description="Id that ends a document in .npy arrays.")
     shuffle_seed: int | None = Field(default=None, ge=0, lt=2**63, description="Order of data; null: train.seed.")
-    prefetch: int = Field(default=2, ge=0, le=1024, description="Batches made ahead.")
+    prefetch: Annotated[int, HOW] = Field(default=2, ge=0, le=1024, description="Batches made ahead.")
 
 
 class LanguageEvaluationConfig(Section):
@@ -54,7 +54,7 @@ class LanguageEvaluationConfig(Section):
     every: int | None = Field(default=1000, ge=1, description="Steps between evaluations, also at the end; null: none.")
     sequences: int | None = Field(default=None, ge=1, description="Sequences of each held-out text; null: all.")
     at_once: int | None = Field(
-        default=None, ge=1, description="Sequences that a rank takes at a time; null: as in training."
+        default=None, ge=1, description="Sequences that a rank takes at a time; null: up to 16384 tokens of them."
     )
     arithmetic: int = Field(default=0, ge=0, le=10**6, description="Four-choice arithmetic questions; 0: none.")
     shots: int = Field(default=0, ge=0, le=64, description="Solved problems that stand before each question.")

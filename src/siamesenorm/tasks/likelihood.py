@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.models.lm.generation import pad_left
+from siamesenorm.tasks.sharing import Sharing
 
 LOGITS = 2**24
 """Logits that are made at once, 64 MB of float32."""
+ROWS = 256
+"""Rows that are scored together at most, so that several processes have some each."""
 
 
 class Likelihood(NamedTuple):
@@ -25,20 +28,29 @@ class Likelihood(NamedTuple):
 
 
 def log_likelihoods(
-    model: nn.Module, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], max_length: int
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    pairs: Sequence[tuple[str, str]],
+    max_length: int,
+    sharing: Sharing | None = None,
 ) -> list[float]:
     """Sum of the log-probabilities of each continuation's tokens; see `likelihoods`."""
-    return [found.total for found in likelihoods(model, tokenizer, pairs, max_length)]
+    return [found.total for found in likelihoods(model, tokenizer, pairs, max_length, sharing)]
 
 
 @torch.no_grad()
 def likelihoods(
-    model: nn.Module, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], max_length: int
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    pairs: Sequence[tuple[str, str]],
+    max_length: int,
+    sharing: Sharing | None = None,
 ) -> list[Likelihood]:
     """Likelihoods of continuations after their contexts.
 
     The two parts are encoded by themselves; the end-of-document token stands before a context, as in training. Of a
-    context that is too long for `max_length`, the end is seen.
+    context that is too long for `max_length`, the end is seen. sharing: processes that share them, in batches that
+    are the same on any number of processes.
     """
     rows = [
         ([tokenizer.eos_id, *context][-max(1, max_length + 1 - len(continuation)) :], continuation)
@@ -49,8 +61,10 @@ def likelihoods(
         )
     ]
     longest = max((len(continuation) for _, continuation in rows), default=1)
-    size = max(1, LOGITS // (longest * tokenizer.vocab_size))
-    return [found for first in range(0, len(rows), size) for found in score_rows(model, rows[first : first + size])]
+    size = min(ROWS, max(1, LOGITS // (max(longest, 1) * tokenizer.vocab_size)))
+    parts = (rows[first : first + size] for first in range(0, len(rows), size))
+    shared = (sharing or Sharing()).each(parts, lambda part: score_rows(model, part))
+    return [found for part in shared for found in part]
 
 
 def score_rows(model: nn.Module, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Likelihood]:

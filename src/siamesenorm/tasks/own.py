@@ -36,6 +36,7 @@ from siamesenorm.tasks.own_data import (
     rows_of,
     seeded,
 )
+from siamesenorm.tasks.sharing import Gather
 
 MakeModel = Callable[[str], nn.Module]
 LossFunction = Callable[[nn.Module, Any], Any]
@@ -108,10 +109,9 @@ class OwnTask(Task):
     @classmethod
     def check(cls, config: Any) -> None:
         """Raise ValueError where a batch would have to be cut, which only its author knows how to do."""
-        if config.train.accumulation > 1:
-            raise ValueError(
-                f"train.accumulation = {config.train.accumulation} is not allowed for a model of your own; it takes 1"
-            )
+        wish = config.train.micro_batch_size
+        if wish is not None:
+            raise ValueError(f"train.micro_batch_size = {wish} is not allowed for a model of your own; it takes null")
 
     def __init__(self, config: Any) -> None:
         parts = _given.get()
@@ -169,7 +169,14 @@ class OwnTask(Task):
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+        self,
+        model: nn.Module,
+        *,
+        rank: int,
+        world_size: int,
+        average: Average,
+        final: bool,
+        gather: Gather | None = None,
     ) -> dict[str, float]:
         """Means over the held-out batches, each by its rows."""
         device = next(model.parameters()).device

@@ -84,22 +84,23 @@ class CheckpointStore:
 
     # Saving --------------------------------------------------------------------------------------------
 
-    def save(self, step: int, state: State, wait: bool = False) -> bool:
+    def save(self, step: int, state: State, wait: bool = False, permanent: bool = False) -> bool:
         """Copy the state and begin to write it; every process must call this, at the same step.
 
         state: ``{"model": module, "optimizer": optimizer, "progress": JSON values, "tensors": name to tensor}``.
         Tensors must be the same on every process (or DTensors), or have names that no other process uses.
-        wait: return when it is published. Returns False if the save before, or this one, has failed.
+        wait: return when it is published. permanent: it is never removed. Returns False if the save before, or this
+        one, has failed.
         """
         succeeded = self.finish()
         staged = Staged(flatten(state))
         progress = json.dumps(state.get("progress") or {}, indent=1)
         self._failure = None
         if wait:
-            self._write(step, staged, progress)
+            self._write(step, staged, progress, permanent)
             return self.finish() and succeeded
         self._writing = threading.Thread(
-            target=self._write, args=(step, staged, progress), name="checkpoint", daemon=True
+            target=self._write, args=(step, staged, progress, permanent), name="checkpoint", daemon=True
         )
         self._writing.start()
         return succeeded
@@ -116,18 +117,18 @@ class CheckpointStore:
         self._failure = None
         return False
 
-    def _write(self, step: int, staged: Staged, progress: str) -> None:
+    def _write(self, step: int, staged: Staged, progress: str, permanent: bool) -> None:
         """Write, publish, remove old ones; runs in a thread, in step with the other processes' threads."""
         try:
-            self._failure = self._write_together(step, staged, progress)
+            self._failure = self._write_together(step, staged, progress, permanent)
         except BaseException as error:  # a process died, or DCP failed in a way of its own
             self._failure = f"checkpoint of step {step} was not saved: {_reason(error)}"
 
-    def _write_together(self, step: int, staged: Staged, progress: str) -> str | None:
+    def _write_together(self, step: int, staged: Staged, progress: str, permanent: bool) -> str | None:
         begun = self._together(lambda: self._places.begin(step))
         problem: str | None = "it was not written"
         try:
-            problem = begun if isinstance(begun, str) else self._write_into(*begun, step, staged, progress)
+            problem = begun if isinstance(begun, str) else self._write_into(*begun, step, staged, progress, permanent)
         finally:
             if problem is not None and self.world.is_main and not isinstance(begun, str):
                 self._places.abandon(begun[0])
@@ -135,7 +136,9 @@ class CheckpointStore:
             return None
         return f"checkpoint of step {step} was not saved: {problem}; the ones before it are untouched"
 
-    def _write_into(self, partial: Path, sequence: int, step: int, staged: Staged, progress: str) -> str | None:
+    def _write_into(
+        self, partial: Path, sequence: int, step: int, staged: Staged, progress: str, permanent: bool
+    ) -> str | None:
         try:
             self._write_shards(partial, staged.arrived())
         except CheckpointException as error:  # raised on all processes when one of them fails
@@ -144,7 +147,7 @@ class CheckpointStore:
         if problem is not None:
             return problem
         published = self._together(
-            lambda: self._places.publish(partial, step, sequence, self.world.size, files, progress)
+            lambda: self._places.publish(partial, step, sequence, self.world.size, files, progress, permanent)
         )
         return published if isinstance(published, str) else None
 
@@ -182,11 +185,16 @@ class CheckpointStore:
 
     # Finding and loading -------------------------------------------------------------------------------
 
-    def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint; damaged ones are reported and passed over. All processes call this."""
+    def latest(self, step: int | None = None) -> Checkpoint | None:
+        """The newest complete checkpoint; damaged ones are reported and passed over. All processes call this.
+
+        step: the newest of this step.
+        """
         self.finish()
         candidates, problems = self.world.from_main(self._places.candidates() if self.world.is_main else ([], []))
         for folder, manifest in candidates:
+            if step is not None and manifest.step != step:
+                continue
             mine = dict(list(manifest.files.items())[self.world.rank :: self.world.size])
             damage = next(filter(None, self.world.gather(check(folder, mine))), None)
             if damage is None:

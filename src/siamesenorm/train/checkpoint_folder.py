@@ -39,7 +39,10 @@ MADE = re.compile(
 
 
 class CheckpointFolder:
-    """Begins, publishes, lists and removes checkpoints; keep: how many of the newest complete ones stay."""
+    """Begins, publishes, lists and removes checkpoints; keep: how many of the newest complete ones stay.
+
+    Those that were published as permanent stay beside them.
+    """
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self.keep = path, keep
@@ -65,7 +68,14 @@ class CheckpointFolder:
                 remove_tree(partial, CHECKPOINT)
 
     def publish(
-        self, partial: Path, step: int, sequence: int, world: int, shards: dict[str, Entry], progress: str
+        self,
+        partial: Path,
+        step: int,
+        sequence: int,
+        world: int,
+        shards: dict[str, Entry],
+        progress: str,
+        permanent: bool = False,
     ) -> tuple[Path, int]:
         """Complete a folder whose shards are written, give it its name, and remove what is now too old."""
         with whole_file(partial / PROGRESS) as file:
@@ -74,7 +84,7 @@ class CheckpointFolder:
         run = self.run()
         if run is None:
             raise CheckpointError(f"{self.path / RUN} is gone or damaged")
-        Manifest(run, step, sequence, world, files).write(partial)
+        Manifest(run, step, sequence, world, files, permanent).write(partial)
         sync_folder(partial)
         place, again = self.path / f"step-{step:08d}", 2
         while place.exists():  # this step was saved before: damaged, or left by a return to an earlier step
@@ -91,15 +101,18 @@ class CheckpointFolder:
         self._known_good.add(place)
 
     def _remove_old(self) -> None:
-        """Remove what is older than `keep` checkpoints that are known to be good, whole or damaged."""
+        """Remove what is older than `keep` checkpoints that are known to be good, whole or damaged.
+
+        Permanent ones stay.
+        """
         found = self.manifests()
         numbers = {path: manifest.sequence for path, manifest in found.items() if manifest is not None}
         good = sorted((path for path in self._known_good if path in numbers), key=numbers.__getitem__, reverse=True)
         if len(good) < self.keep:
             return
         oldest_kept = numbers[good[self.keep - 1]]
-        for path in found:
-            if numbers.get(path, -1) < oldest_kept:
+        for path, manifest in found.items():
+            if numbers.get(path, -1) < oldest_kept and not (manifest is not None and manifest.permanent):
                 with contextlib.suppress(OSError):  # where somebody has put something into it, it stays whole
                     check_removable(path, CHECKPOINT)
                     doomed = path.with_name(f".{path.name}{PARTIAL}")  # first out of sight, then gone

@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
 
-from siamesenorm.tasks.base import Section
+from siamesenorm.tasks.base import HOW, HowComputed, Section
 
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 LARGEST_STEPS = 10**9
 LARGEST_BATCH = 2**24
-INDIFFERENT = ("about", "checkpoint", "evaluation", "logging", "parallel")
-"""Sections that decide no loss; a resumed run may have others than it began with."""
+Count = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
 
 class OptimizerConfig(Section):
@@ -36,7 +35,7 @@ class OptimizerConfig(Section):
     decay_embeddings: bool = Field(default=True, description="Whether embeddings are decayed as other matrices are.")
     decay_vectors: bool = Field(default=False, description="Whether norm gains, biases and other vectors are decayed.")
     clip: float | None = Field(default=1.0, gt=0, description="Largest norm of all gradients together; null: no limit.")
-    fused: bool = Field(default=True, description="Whether AdamW updates all parameters in one kernel.")
+    fused: Annotated[bool, HOW] = Field(default=True, description="Whether AdamW updates all parameters in one kernel.")
     lr_factors: bool = Field(
         default=True, description="Whether the factors that a topology puts on learning rates of its own count."
     )
@@ -69,11 +68,11 @@ class StepsConfig(Section):
     epochs: float | None = Field(
         default=None, gt=0, le=10**6, description="Passes over the training data, in whole steps; or steps or tokens."
     )
-    batch_size: int = Field(
-        ge=1, le=LARGEST_BATCH, description="Sequences a step, of all ranks and accumulated parts together."
-    )
-    accumulation: int = Field(
-        default=1, ge=1, le=LARGEST_BATCH, description="Parts in which a rank computes its share of the batch."
+    batch_size: int = Field(ge=1, le=LARGEST_BATCH, description="Samples a step, of all processes together.")
+    micro_batch_size: Annotated[Count | Literal["auto"] | None, HOW] = Field(
+        default=None,
+        description="Samples that a process computes at a time, at most; its share of the batch is accumulated. "
+        "auto: as many as fit into memory by estimate; null: its whole share.",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="Precision of matrix products; weights and optimiser stay in fp32."
@@ -83,12 +82,12 @@ class StepsConfig(Section):
         description="Whether what is left of fp32 matrix products runs in TF32 (10 bits of mantissa instead of 23), "
         "on GPUs that have it.",
     )
-    compile: bool | None = Field(
+    compile: Annotated[bool | None, HOW] = Field(
         default=None,
         description="Whether blocks go through torch.compile; null: where it pays, on GPUs and in runs of 2000 steps "
         "or more on CPUs with a C++ compiler.",
     )
-    activation_checkpointing: Literal["none", "full", "sublayer"] = Field(
+    activation_checkpointing: Annotated[Literal["none", "full", "sublayer"], HOW] = Field(
         default="none",
         description="What backward computes again instead of keeping: nothing, whole blocks, or inside sublayers.",
     )
@@ -122,6 +121,24 @@ class StepsConfig(Section):
         "lora+residual.",
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Decides first weights, the order of data and dropout.")
+    memory_check: Annotated[bool, HOW] = Field(
+        default=True,
+        description="Whether a run that would not fit into memory, as siamesenorm plan counts, is refused.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_accumulation(cls, values: Any) -> Any:
+        """Runs and recipes of earlier versions say in how many parts a process computed its share of the batch."""
+        if not isinstance(values, dict) or "accumulation" not in values:
+            return values
+        parts, rest = values["accumulation"], {k: v for k, v in values.items() if k != "accumulation"}
+        if type(parts) is not int or parts < 1 or rest.get("micro_batch_size") is not None:
+            raise ValueError(
+                f"train.accumulation = {parts!r} is not allowed; it follows from train.micro_batch_size, "
+                f"which takes the samples that a process computes at a time"
+            )
+        return rest if parts == 1 else {**rest, "micro_batch_size": "auto"}
 
     @model_validator(mode="after")
     def _check(self) -> StepsConfig:
@@ -161,6 +178,9 @@ class CheckpointConfig(Section):
         default=1000, ge=1, description="Steps between checkpoints; null: only at the end and when interrupted."
     )
     keep: int = Field(default=2, ge=1, description="How many of the newest checkpoints stay.")
+    permanent: int | None = Field(
+        default=None, ge=1, description="Steps between checkpoints that are never removed; null: there are none."
+    )
 
 
 class LoggingConfig(Section):
@@ -187,6 +207,23 @@ class ParallelConfig(Section):
     )
     group: int | None = Field(
         default=None, ge=1, description="Processes in a sharding group (hsdp) or tensor group (tp); null: a node's."
+    )
+    ep: int = Field(
+        default=1,
+        ge=1,
+        description="Processes that experts are divided among, with fsdp, hsdp or tp; tokens travel by all-to-all.",
+    )
+    pp: int = Field(
+        default=1,
+        ge=1,
+        description="Groups of processes that a pipeline has, each with some of the blocks; mode spreads what a group "
+        "has. train.micro_batch_size decides the number of its micro-batches.",
+    )
+    schedule: Literal["1f1b", "gpipe", "interleaved_1f1b"] = Field(
+        default="1f1b", description="Order of a pipeline's work, as torch.distributed.pipelining has it."
+    )
+    stages: int = Field(
+        default=2, ge=2, le=64, description="Stages that a process has under interleaved_1f1b; under the others, one."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to train; auto: a GPU if any.")
     timeout: float = Field(default=600.0, gt=0, description="Seconds after which a silent process is given up.")
@@ -222,7 +259,7 @@ class DivergenceConfig(Section):
 class RunConfig(Section):
     """A whole run. The task's class narrows ``model``, ``data`` and ``evaluation``."""
 
-    about: str = Field(default="", description="What this run is, in a few words.")
+    about: Annotated[str, HOW] = Field(default="", description="What this run is, in a few words.")
     task: str = Field(description="What is learnt.")
     model: SerializeAsAny[BaseModel] = Field(description="The model's shape.")
     data: SerializeAsAny[BaseModel] = Field(description="What is trained on.")
@@ -230,11 +267,17 @@ class RunConfig(Section):
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="The learning rate over the steps.")
     train: StepsConfig = Field(description="How long and in what form training runs.")
     lora: LoraConfig = Field(default=LoraConfig(), description="Factors that are trained in place of matrices.")
-    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="What is saved during the run.")
-    evaluation: SerializeAsAny[BaseModel] = Field(description="What is measured on held-out data.")
-    logging: LoggingConfig = Field(default=LoggingConfig(), description="What is shown and recorded.")
-    parallel: ParallelConfig = Field(default=ParallelConfig(), description="How processes share the work.")
-    divergence: DivergenceConfig = Field(default=DivergenceConfig(), description="When a run counts as diverged.")
+    checkpoint: Annotated[CheckpointConfig, HOW] = Field(
+        default=CheckpointConfig(), description="What is saved during the run."
+    )
+    evaluation: Annotated[SerializeAsAny[BaseModel], HOW] = Field(description="What is measured on held-out data.")
+    logging: Annotated[LoggingConfig, HOW] = Field(default=LoggingConfig(), description="What is shown and recorded.")
+    parallel: Annotated[ParallelConfig, HOW] = Field(
+        default=ParallelConfig(), description="How processes share the work."
+    )
+    divergence: Annotated[DivergenceConfig, HOW] = Field(
+        default=DivergenceConfig(), description="When a run counts as diverged."
+    )
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
     @property
@@ -248,11 +291,6 @@ class RunConfig(Section):
             raise ValueError(
                 f"schedule.warmup_epochs = {self.schedule.warmup_epochs:g} is not allowed; "
                 f"it takes null unless train.epochs is given and schedule.warmup = 0"
-            )
-        if self.train.batch_size % self.train.accumulation:
-            raise ValueError(
-                f"train.accumulation = {self.train.accumulation} is not allowed; "
-                f"it takes a divisor of batch_size = {self.train.batch_size}"
             )
         if self.train.epochs is not None:
             return self  # how many steps these are is known when the data are
@@ -301,5 +339,16 @@ class RunConfig(Section):
         return self.model_dump(mode="json")
 
     def decisive(self) -> dict[str, Any]:
-        """What decides the losses, a task's own sections included: a run goes on only with the same."""
-        return {name: value for name, value in self.as_dict().items() if name not in INDIFFERENT}
+        """What decides the losses, a task's own sections included: all but the fields marked as `HOW`."""
+        return _decisive(self)
+
+
+def _decisive(section: BaseModel) -> dict[str, Any]:
+    values: dict[str, Any] = section.model_dump(mode="json")
+    for name, info in type(section).model_fields.items():
+        inner = getattr(section, name)
+        if any(isinstance(mark, HowComputed) for mark in info.metadata):
+            del values[name]
+        elif isinstance(inner, BaseModel):
+            values[name] = _decisive(inner)
+    return values

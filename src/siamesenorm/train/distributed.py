@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from siamesenorm.train.agent import watch_agent
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.rendezvous import Place, meet, of_process, refuse
 
@@ -27,7 +29,8 @@ Value = TypeVar("Value")
 TIMEOUT = 600.0
 CHANNEL_TIMEOUT = 7200.0
 _failed: list[Any] = []
-MESH_NAMES = {"hsdp": ("replicate", "shard"), "tp": ("data", "tensor")}
+GROUPED = ("hsdp", "tp")
+"""Modes that have groups of processes."""
 
 
 class World:
@@ -36,6 +39,7 @@ class World:
     rank, size: this process and how many there are. local_rank, local_size: the same on its machine.
     device: where it computes. mode: how the model is spread (``none``, ``ddp``, ``fsdp``, ``hsdp`` or ``tp``).
     group: processes that share one copy of the model's weights in ``hsdp`` and one batch in ``tp``.
+    ep: processes among which a block's experts are divided. pp: stages of a pipeline, each a group of processes.
     """
 
     def __init__(
@@ -48,30 +52,52 @@ class World:
         mode: str = "none",
         group: int | None = None,
         timeout: float = TIMEOUT,
+        ep: int = 1,
+        pp: int = 1,
     ) -> None:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
         self.device = device or torch.device("cpu")
         self.mode = mode if size > 1 else "none"
-        self.group = check_group(self.mode, size, local_size, group)
+        if size % pp:
+            raise ConfigError(f"parallel.pp: {pp} is not allowed; with {size} processes it takes {divisors(size)}")
+        self.ep, self.pp, self.stage_size = ep, pp, size // pp
+        self.group = check_group(self.mode, self.stage_size, min(local_size, self.stage_size), group)
         self.timeout = timedelta(seconds=timeout)
-        self._mesh: DeviceMesh | None = None
+        check_experts(self)
+        if pp > 1 and self.mode == "ddp" and self.stage_size > 1:
+            raise ConfigError(
+                f"parallel.mode: 'ddp' is not allowed with parallel.pp = {pp} on {size} processes; "
+                f"it takes fsdp, hsdp or tp"
+            )
+        self._meshes: Meshes | None = None
 
     @classmethod
-    def start(cls, parallel: ParallelConfig | None = None) -> World:
-        """Join the world that the environment describes; every process of it must call this, or `refuse`."""
+    def start(
+        cls, parallel: ParallelConfig | None = None, device: Callable[[Place], torch.device] | None = None
+    ) -> World:
+        """Join the world that the environment describes; every process of it must call this, or `refuse`.
+
+        device: chooses where this process computes; default: as `parallel` says.
+        """
+        watch_agent()
         place = Place.from_environment()
         mode, group = (parallel.mode, parallel.group) if parallel else ("ddp", None)
-        timeout = parallel.timeout if parallel else TIMEOUT
+        ep, pp, timeout = (parallel.ep, parallel.pp, parallel.timeout) if parallel else (1, 1, TIMEOUT)
         try:
-            device = choose_device(parallel.device if parallel else "auto", place.local_rank)
-            world = cls(place.rank, place.size, place.local_rank, place.local_size, device, mode, group, timeout)
-        except ConfigError as error:
+            chosen = (
+                choose_device(parallel.device if parallel else "auto", place.local_rank)
+                if device is None
+                else device(place)
+            )
+            places = (place.rank, place.size, place.local_rank, place.local_size)
+            world = cls(*places, chosen, mode, group, timeout, ep, pp)
+        except ValueError as error:
             refuse(str(error))
             raise
         if world.size > 1:
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            if chosen.type == "cuda":
+                torch.cuda.set_device(chosen)
+            backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
             store = meet(place, world.timeout)
             dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=world.timeout)
         return world
@@ -93,32 +119,35 @@ class World:
     @property
     def divides_weights(self) -> bool:
         """Whether a process holds a part of the model only."""
-        return self.mode in ("fsdp", *MESH_NAMES)
+        return self.pp > 1 or self.mode in ("fsdp", *GROUPED)
+
+    @property
+    def stage(self) -> int:
+        """Which group of a pipeline this process is in."""
+        return self.rank // self.stage_size
 
     @property
     def data_rank(self) -> int:
         """Which part of a batch this process computes; the processes of one tensor group compute the same part."""
-        return self.rank // self.group if self.mode == "tp" else self.rank
+        place = self.rank % self.stage_size
+        return place // self.group if self.mode == "tp" else place
 
     @property
     def data_size(self) -> int:
         """Into how many parts a batch is divided."""
-        return self.size // self.group if self.mode == "tp" else self.size
+        return self.stage_size // self.group if self.mode == "tp" else self.stage_size
 
     @property
-    def mesh(self) -> DeviceMesh:
-        """The processes as a mesh: one axis, or two for ``hsdp`` (replicate, shard) and ``tp`` (data, tensor)."""
-        if self._mesh is None:
-            from torch.distributed.device_mesh import init_device_mesh
+    def copies(self) -> int:
+        """How many times sharded weights are there as a whole: once in each sharding group of ``hsdp``."""
+        return self.stage_size // self.group if self.mode == "hsdp" else 1
 
-            kind, names = self.device.type, MESH_NAMES.get(self.mode)
-            if names is None:
-                self._mesh = init_device_mesh(kind, (self.size,), mesh_dim_names=("data",))
-            else:
-                shape = (self.size // self.group, self.group)
-                self._mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
-                self._mesh._flatten("all")  # lets norms over both axes be one reduction
-        return self._mesh
+    @property
+    def meshes(self) -> Meshes:
+        """The processes as one mesh, and its parts."""
+        if self._meshes is None:
+            self._meshes = Meshes.of(self)
+        return self._meshes
 
     def barrier(self) -> None:
         """Wait for all."""
@@ -154,6 +183,11 @@ class World:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=group)
         return values
+
+    def gather_data(self, value: Value) -> list[Value]:
+        """One small value of every part of a batch, in order; processes that compute the same part have the same."""
+        found = dict(reversed(self.gather((self.data_rank, value))))
+        return [found[rank] for rank in range(self.data_size)]
 
     def from_main(self, value: Value, group: dist.ProcessGroup | None = None) -> Value:
         """The main process's value, to all."""
@@ -198,6 +232,48 @@ class World:
         return dist.new_group(backend="gloo", timeout=max(self.timeout, timedelta(seconds=CHANNEL_TIMEOUT)))
 
 
+@dataclass(frozen=True)
+class Meshes:
+    """Parts of one mesh of all processes, whose dimensions are pp, replicate, shard and tensor.
+
+    For experts, ``shard`` is unfolded into (shard_experts, ep).
+    """
+
+    data: DeviceMesh
+    """All processes that compute parts of one batch, in one dimension."""
+    shards: DeviceMesh | None
+    """What weights are sharded over, (replicate, shard) in ``hsdp``; None: nothing."""
+    expert_shards: DeviceMesh | None = None
+    """The same of experts, which are divided over `experts` before."""
+    experts: DeviceMesh | None = None
+    tensors: DeviceMesh | None = None
+    stages: DeviceMesh | None = None
+
+    @classmethod
+    def of(cls, world: World) -> Meshes:
+        """The meshes of a world; every process must call this."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        tensor, copies = world.group if world.mode == "tp" else 1, world.copies
+        shard = world.data_size // copies
+        sizes = {"pp": world.pp, "replicate": copies, "shard": shard, "tensor": tensor}
+        sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+        mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        stage = tuple(name for name in sizes if name != "pp")
+        if len(stage) > 1:
+            mesh[stage]._flatten("all")  # lets norms over several dimensions be one reduction
+        dense = tuple(name for name in stage if name != "tensor")
+        data = mesh[dense]._flatten("data") if len(dense) > 1 else mesh["shard"]
+        shards = mesh[dense] if world.data_size > 1 and world.divides_weights else None
+        expert_shards, experts = shards, None
+        if world.ep > 1:
+            fine = mesh._unflatten("shard", (shard // world.ep, world.ep), ("shard_experts", "ep"))
+            names = ("replicate", "shard_experts") if copies > 1 else ("shard_experts",)
+            expert_shards, experts = fine[names] if copies * shard > world.ep else None, fine["ep"]
+        parts = (mesh[name] if name in sizes else None for name in ("tensor", "pp"))
+        return cls(data, shards, expert_shards, experts, *parts)
+
+
 def sentence_of(error: Exception) -> str:
     """What other processes are told of an error in this one."""
     if isinstance(error, ValueError):
@@ -229,12 +305,28 @@ def choose_device(wish: str, local_rank: int) -> torch.device:
 
 def check_group(mode: str, size: int, local_size: int, group: int | None) -> int:
     """Processes in a sharding or tensor group; a machine's by default."""
-    if mode not in MESH_NAMES:
+    if mode not in GROUPED:
         return size if mode == "fsdp" else 1
     group = group or local_size
     if size % group:
-        divisors: Sequence[int] = [n for n in range(1, size + 1) if size % n == 0]
-        raise ConfigError(
-            f"parallel.group: {group} is not allowed; with {size} processes it takes {', '.join(map(str, divisors))}"
-        )
+        raise ConfigError(f"parallel.group: {group} is not allowed; with {size} processes it takes {divisors(size)}")
     return group
+
+
+def divisors(size: int) -> str:
+    """All divisors of a number, in words."""
+    return ", ".join(str(number) for number in range(1, size + 1) if size % number == 0)
+
+
+def check_experts(world: World) -> None:
+    """Raise where experts cannot be divided among so many processes."""
+    if world.ep == 1:
+        return
+    if world.size > 1 and world.mode not in ("fsdp", *GROUPED):
+        raise ConfigError(f"parallel.ep: {world.ep} is not allowed with {world.mode}; it takes fsdp, hsdp or tp")
+    over = world.data_size // world.copies
+    if over % world.ep:
+        raise ConfigError(
+            f"parallel.ep: {world.ep} is not allowed; with {over} processes that share the weights it takes "
+            f"{divisors(over)}"
+        )

@@ -154,8 +154,9 @@ def locate(
         return None
     parameters = [(plain_name(name), parameter) for name, parameter in model.named_parameters()]
     if verdict.kind == "spike":
-        place = int(largest_gradient(model)) if largest is None else largest
-        return agreed(f"largest gradient: {parameters[place][0]}")
+        name, parameter = parameters[int(largest_gradient(model)) if largest is None else largest]
+        size = 0.0 if parameter.grad is None else float(_local(parameter.grad).norm())
+        return f"largest gradient: {max(world.gather((size, name)), key=lambda found: found[0])[1]}"
     broken = agreed(next((name for name, parameter in parameters if not _finite(parameter)), None))
     if broken is not None:
         return f"parameter {broken}"

@@ -11,7 +11,7 @@ from siamesenorm.train.display import clock
 from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.epochs import in_steps
-from siamesenorm.train.memory import FLOAT, TRAINED, check_memory, gib, least_memory
+from siamesenorm.train.memory import check_memory, gib, memory_need
 
 STEPS = 3
 """That are timed, behind a first one that is not."""
@@ -25,7 +25,7 @@ class Estimate:
     steps: int
     step_seconds: float
     memory: float
-    """Bytes at least."""
+    """Bytes of tensors at the fullest moment of a step."""
 
     @property
     def seconds(self) -> float:
@@ -54,9 +54,7 @@ def estimate(config: RunConfig) -> Estimate:
         finally:
             engine.close()
         count = sum(parameter.numel() for parameter in engine.model.parameters())
-        need = least_memory(config, task, world)
-        memory = max(need.state, TRAINED[config.optimizer.kind] * FLOAT * count) + need.batch
-        return Estimate(count, config.steps, seconds, memory)
+        return Estimate(count, config.steps, seconds, sum(memory_need(config, task, world)))
     finally:
         world.close()
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
-from siamesenorm.tasks.base import Batch
+from siamesenorm.tasks.base import Batch, Loss
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.checkpoint import export_weights
 from siamesenorm.train.config import RunConfig
@@ -28,9 +29,11 @@ from siamesenorm.train.ema import WeightAverage
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import plain_name
 from siamesenorm.train.manifest import Entry
+from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.optimizer import build_optimizer, set_lr
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
 from siamesenorm.train.parameters import choose_parameters, has_lora, start_factors
+from siamesenorm.train.pipeline import Pipeline, check_pipeline
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import share_of_peak
 from siamesenorm.train.starting import Starting
@@ -80,18 +83,21 @@ class Engine:
 
     def __init__(self, config: RunConfig, task: Task, world: World, starting: Starting | None = None) -> None:
         self.config, self.task, self.world = config, task, world
-        parts = world.data_size * config.train.accumulation
-        if config.train.batch_size % parts:
-            raise ConfigError(
-                f"train.batch_size: {config.train.batch_size} is not allowed; {world.data_size} processes and "
-                f"{config.train.accumulation} accumulated parts take multiples of {parts}"
-            )
+        self.micro = MicroBatches(config, task, world)
+        if world.pp > 1:
+            check_pipeline(config, world, self.micro.size, self.micro.count)
         self.precision = Precision(config.train, world.device)
         model = world.agree(self._build_model)
         wish = config.train.compile
         self.compiled = compile_pays(world.device, config.steps) if wish is None else wish
         self.model: nn.Module = apply_parallelism(
-            model, world, dtype=self.precision.gathered, seed=config.train.seed, compiled=self.compiled
+            model,
+            world,
+            dtype=self.precision.gathered,
+            seed=config.train.seed,
+            compiled=self.compiled,
+            schedule=config.parallel.schedule,
+            stages=config.parallel.stages,
         )
         start_factors(self.model, config.train.seed)
         if starting is not None:
@@ -168,18 +174,29 @@ class Engine:
         if not self.model.training:
             self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        parts = split_batch(self.batch, self.config.train.accumulation)
-        shares = self._shares(parts)
+        parts, rows = self.micro.split(self.batch)
+        shares = self._shares(parts, rows)
         sums: dict[str, Tensor] = {}
+        for loss, share in zip(self._losses(parts, shares), shares, strict=True):
+            for name, value in loss.metrics.items():
+                scaled = value.to(torch.float32) * share
+                sums[name] = sums[name] + scaled if name in sums else scaled
+        return sums
+
+    def _losses(self, parts: list[Batch], shares: Sequence[float | Tensor]) -> Iterator[Loss]:
+        """Losses of the parts, whose gradients are made on the way."""
+        if isinstance(self.model, Pipeline):
+            with self.precision.autocast():
+                outputs = self.model.gradients(self.batch, shares, self.precision.scaled)
+            for part, output in zip(parts, outputs, strict=True):
+                yield self.task.loss(lambda *args, output=output, **kwargs: output, part)  # type: ignore[arg-type]
+            return
         for number, (part, share) in enumerate(zip(parts, shares, strict=True), start=1):
             with gradient_sync(self.model, number == len(parts)):
                 with self.precision.autocast():
                     loss = self.task.loss(self.model, part)
                 self.precision.backward(loss.total * share)
-            for name, value in loss.metrics.items():
-                scaled = value.to(torch.float32) * share
-                sums[name] = sums[name] + scaled if name in sums else scaled
-        return sums
+            yield loss
 
     def apply(self, step: int) -> None:
         """The optimiser's step with the gradients as they are; none where it runs ahead and has halted."""
@@ -190,18 +207,20 @@ class Engine:
         if self.average is not None:
             self.average.update(step)
 
-    def _shares(self, parts: list[Batch]) -> Sequence[float | Tensor]:
+    def _shares(self, parts: list[Batch], rows: list[int]) -> Sequence[float | Tensor]:
         """What each part's mean counts, so that all together are the mean over the whole batch of all processes."""
         weights = [weight for part in parts if (weight := self.task.weight(part)) is not None]
         if not weights:
-            return [1 / len(parts)] * len(parts)
-        counts = torch.stack(weights).to(torch.float64)
+            return [count * self.world.data_size / self.config.train.batch_size for count in rows]
+        counts = torch.stack([weight if count else weight * 0 for weight, count in zip(weights, rows, strict=True)])
+        counts = counts.to(torch.float64)
         whole = self.world.mean_of(counts.sum())
         return (counts / whole.clamp(min=1e-9)).to(torch.float32).unbind()  # on the device: nobody waits for it
 
     def _seed(self, step: int) -> None:
         """What is random in a step depends on the seed, the step and the process: there is no state to save."""
-        mixed = (self.config.train.seed * MIXER + step * 2**16 + self.world.data_rank) % 2**63
+        place = self.world.data_rank + self.world.stage * 2**48
+        mixed = (self.config.train.seed * MIXER + step * 2**16 + place) % 2**63
         torch.manual_seed(mixed)
 
     def _to_device(self, batch: Batch) -> Batch:
@@ -228,11 +247,18 @@ class Engine:
                 self.model.train()
 
     def evaluate(self, final: bool = False) -> dict[str, float]:
-        """The task's metrics on held-out data."""
+        """The task's metrics on held-out data, which processes share."""
         world = self.world
+        # What DDP wraps, by itself: its own forward would talk to processes that have other work to do.
+        model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         with self._evaluating():
             return self.task.evaluate(
-                self.model, rank=world.data_rank, world_size=world.data_size, average=world.mean, final=final
+                model,
+                rank=world.data_rank,
+                world_size=world.data_size,
+                average=world.mean,
+                final=final,
+                gather=world.gather_data,
             )
 
     def state(self, progress: dict[str, Any]) -> dict[str, Any]:
@@ -276,11 +302,3 @@ def runs_ahead(config: RunConfig, device: torch.device) -> bool:
     """
     decides = config.divergence.policy == "skip" or config.train.precision == "fp16"
     return device.type != "cpu" and config.optimizer.fused and not decides
-
-
-def split_batch(batch: Batch, parts: int) -> list[Batch]:
-    """A batch in equal parts by rows."""
-    if parts == 1:
-        return [batch]
-    pieces = {name: values.chunk(parts) for name, values in batch.items()}
-    return [{name: values[number] for name, values in pieces.items()} for number in range(parts)]

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
+from siamesenorm.tasks.base import HowComputed
+
 SHOWN = 60
 """Characters of a refused value that are said again."""
 
@@ -22,6 +24,8 @@ class NamedField(NamedTuple):
     info: FieldInfo
     section: type[BaseModel] | None
     """The class of its own fields, where it is a section."""
+    how: bool = False
+    """Whether it says how a run is computed and not what it learns, so that a resumed run may have another value."""
 
     @property
     def optional(self) -> bool:
@@ -29,13 +33,14 @@ class NamedField(NamedTuple):
         return type(None) in alternatives(self.info.annotation)
 
 
-def fields_of(config: type[BaseModel], prefix: str = "") -> Iterator[NamedField]:
+def fields_of(config: type[BaseModel], prefix: str = "", how: bool = False) -> Iterator[NamedField]:
     """Every field, sections before what they hold."""
     for name, info in config.model_fields.items():
-        field = NamedField(prefix + name, info, section_of(info.annotation))
+        marked = how or any(isinstance(mark, HowComputed) for mark in info.metadata)
+        field = NamedField(prefix + name, info, section_of(info.annotation), marked)
         yield field
         if field.section is not None:
-            yield from fields_of(field.section, f"{field.path}.")
+            yield from fields_of(field.section, f"{field.path}.", marked)
 
 
 def alternatives(annotation: Any) -> list[Any]:
@@ -90,7 +95,7 @@ def _describe(kind: Any, info: FieldInfo) -> str:
 
 def _limits(info: FieldInfo) -> str:
     low = high = ""
-    for limit in info.metadata:
+    for limit in (*info.metadata, *_inner_metadata(info.annotation)):
         if isinstance(limit, annotated_types.Ge):
             low = f" from {limit.ge:g}"
         elif isinstance(limit, annotated_types.Gt):
@@ -100,6 +105,14 @@ def _limits(info: FieldInfo) -> str:
         elif isinstance(limit, annotated_types.Lt):
             high = f" and below {limit.lt}"
     return low + high
+
+
+def _inner_metadata(annotation: Any) -> Iterator[Any]:
+    """Limits of the members of a union."""
+    for part in get_args(annotation):
+        if get_origin(part) is Annotated:
+            for inner in get_args(part)[1:]:
+                yield from inner.metadata if isinstance(inner, FieldInfo) else (inner,)
 
 
 def default_of(info: FieldInfo) -> Any:

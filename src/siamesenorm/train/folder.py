@@ -6,6 +6,7 @@ metrics.jsonl          a line for every step and one for every evaluation
 cell.json              cost, command, versions, machine, hashes of the data
 events.jsonl           what happened: started, resumed, spikes, rollbacks, damaged checkpoints
 checkpoints/           training state
+aside/                 metrics of steps that a return to an older checkpoint (``--at``) has left behind
 graft.json             the certificate of a run that began as another one in another topology
 weights.safetensors    at the end, beside tokenizer.json, or images.json, evaluation.json and confusion.csv
 """
@@ -36,11 +37,13 @@ from siamesenorm.train import checkpoint_folder
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import shown
-from siamesenorm.train.recipes import differing_field, load_recipe, parse_config
+from siamesenorm.train.recipes import load_recipe, parse_config
+from siamesenorm.train.resuming import refused_change
 from siamesenorm.train.yaml import write_yaml
 
 CONFIG, STATUS, METRICS, EVENTS = "config.yaml", "status.json", "metrics.jsonl", "events.jsonl"
 FACTS = "cell.json"
+LEFT_METRICS = r"metrics-\d+-\d+(?:-\d+)?\.jsonl"
 CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
 GRAFT = "graft.json"
 EXTRAS = (
@@ -53,7 +56,12 @@ EXTRAS = (
     GRAFT,
 )
 FILES = (STATUS, METRICS, EVENTS, FACTS, WEIGHTS, *EXTRAS)
-FOLDERS = {CHECKPOINTS: checkpoint_folder.MADE, TENSORBOARD: re.compile(r"events\.out\.tfevents\..+")}
+ASIDE = "aside"
+FOLDERS = {
+    CHECKPOINTS: checkpoint_folder.MADE,
+    TENSORBOARD: re.compile(r"events\.out\.tfevents\..+"),
+    ASIDE: re.compile(rf"{LEFT_METRICS}|{hidden_names(LEFT_METRICS)}"),
+}
 OWN = (*FILES, *FOLDERS)
 """What --restart removes; the configuration is written over."""
 LOCK = ".lock"
@@ -126,8 +134,11 @@ class RunFolder:
         except DataError:
             return None
 
-    def check(self, config: RunConfig, mode: Mode) -> None:
-        """Raise if this configuration cannot be run here in this mode; writes nothing."""
+    def check(self, config: RunConfig, mode: Mode, at: int | None = None) -> None:
+        """Raise if this configuration cannot be run here in this mode; writes nothing.
+
+        at: the step that the run is to go on from; by default that of its newest checkpoint.
+        """
         try:
             is_file = self.path.exists() and not self.path.is_dir()
             empty = not self.path.is_dir() or not any(name != LOCK for name in os.listdir(self.path))
@@ -145,13 +156,18 @@ class RunFolder:
         self._check_names()
         if mode == "restart":
             return
-        difference = differing_field(self.config().decisive(), config.decisive())
-        if difference is not None:
-            field, there, here = difference
+        problem = refused_change(self.config(), config, self.done() if at is None else at)
+        if problem is not None:
             raise ConfigError(
-                f"run: {str(self.path)!r} holds another run, whose {field} is {shown(there)} instead of {shown(here)}; "
+                f"run: {str(self.path)!r} holds another run, whose {problem}; "
                 f"give another --run, or --restart to begin anew"
             )
+
+    def done(self) -> int:
+        """Steps that need not be done again: those of the newest checkpoint."""
+        folder = self.path / CHECKPOINTS
+        found, _ = checkpoint_folder.CheckpointFolder(folder, keep=1).candidates() if folder.is_dir() else ([], [])
+        return found[0][1].step if found else 0
 
     def _check_names(self) -> None:
         """Raise if something else has the name of the run's own files and folders, or its configuration is none."""
@@ -222,6 +238,21 @@ class RunFolder:
         line = json.dumps({"time": _now(), "step": step, "event": kind, "message": message}, ensure_ascii=False)
         with open(self.path / EVENTS, "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def keep_aside(self, step: int) -> Path | None:
+        """Copy the metrics behind a step to where they stay; None where there are none."""
+        behind = [(line, record["step"]) for line, record in read_lines(self.path / METRICS) if record["step"] > step]
+        if not behind:
+            return None
+        folder = self.path / ASIDE
+        folder.mkdir(exist_ok=True)
+        name, again = f"metrics-{behind[0][1]}-{behind[-1][1]}", 2
+        place = folder / f"{name}.jsonl"
+        while place.exists():
+            place, again = folder / f"{name}-{again}.jsonl", again + 1
+        with whole_file(place) as file:
+            file.write("".join(line for line, _ in behind).encode())
+        return place
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ order: `stored` and `restore` go between the two.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +21,23 @@ ROW_ORDER = "row_order"
 WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 
 
+STAGES = "pipeline_stages"
+"""Where a process of a pipeline has its stages, by number."""
+
+
 def plain_name(name: str) -> str:
-    """A parameter's name without the prefixes of DDP, torch.compile and activation checkpointing."""
+    """A parameter's name without the prefixes of DDP, pipelines, torch.compile and activation checkpointing."""
     parts = name.split(".")
+    parts = parts[2:] if parts[0] == STAGES else parts
     return ".".join(part for i, part in enumerate(parts) if not (part in WRAPPERS[1:] or (i == 0 and part == "module")))
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside DDP and torch.compile."""
+    """The model inside DDP and torch.compile; of a pipeline, what this process has of it."""
     while isinstance(inner := model._modules.get("module") or model._modules.get("_orig_mod"), nn.Module):
         model = inner
-    return model
+    division: Any = getattr(model, "division", None) if hasattr(model, STAGES) else None
+    return model if division is None else division.model
 
 
 def row_orders(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

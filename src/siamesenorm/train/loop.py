@@ -11,6 +11,7 @@ import functools
 import math
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import LEAST
+from siamesenorm.train.branching import checkpoint_at
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import Display, QuietDisplay
@@ -26,12 +28,14 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import DivergenceMonitor, Verdict, locate
 from siamesenorm.train.engine import Engine, Step
 from siamesenorm.train.epochs import in_steps
+from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.facts import Facts
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
 from siamesenorm.train.progress import check_progress
 from siamesenorm.train.recorder import Recorder
+from siamesenorm.train.resuming import changes
 from siamesenorm.train.starting import starting_weights
 from siamesenorm.train.trackers import check_trackers
 from siamesenorm.train.weights import check_weights
@@ -59,11 +63,13 @@ def train(
     world: World | None = None,
     provenance: dict[str, Any] | None = None,
     alone: bool = True,
+    at: int | None = None,
     keep_state: bool = True,
 ) -> Result:
     """Train a configuration in a folder, from its newest checkpoint if there is one.
 
     mode: ``auto`` begins or resumes, ``resume`` wants something to resume, ``restart`` begins anew.
+    at: go on from an older checkpoint, that of this step; the metrics behind it are kept aside.
     provenance: what cell.json says of where it comes from; default: this process, its command, hashes of its data.
     alone: whether this process does nothing else, so that its memory is the run's.
     keep_state: whether a finished run leaves a checkpoint of its last step beside its weights.
@@ -74,9 +80,10 @@ def train(
     try:
         run = RunFolder(folder)
         config = world.agree(lambda: in_steps(config))
-        world.agree_with_main(lambda: _check(run, config, mode))
+        world.agree_with_main(lambda: _check(run, config, mode, at))
         done = world.from_main(run.status() if run.exists and mode != "restart" else {})
-        if done.get("state") in ("finished", "diverged"):
+        longer = done.get("state") == "finished" and done.get("step", 0) < config.steps
+        if done.get("state") in ("finished", "diverged") and not longer and at is None:
             world.agree_with_main(lambda: check_weights(run) if (run.path / WEIGHTS).is_file() else None)
             return _finished(run, done)
         with contextlib.ExitStack() as stack:
@@ -93,11 +100,12 @@ def train(
                 config, task, world, starting
             )  # finds what does not fit model or world, before anything is written
             stack.callback(engine.close)
+            changed = changes(run.config(), config) if world.is_main and run.exists and mode != "restart" else []
             world.agree_with_main(lambda: run.begin(config, mode))
             world.agree_with_main(lambda: facts.begin(anew=mode == "restart"))
-            loop = Loop(engine, run, display or QuietDisplay(), keep_state=keep_state)
+            loop = Loop(engine, run, display or QuietDisplay(), changed, keep_state=keep_state)
             stack.callback(loop.close)
-            result = loop.run()
+            result = loop.run(at)
             if world.is_main:
                 with contextlib.suppress(OSError):  # a full disk; the run itself has ended well
                     facts.end(threads=torch.get_num_threads(), chance_loss=loop.monitor.chance_loss)
@@ -107,8 +115,10 @@ def train(
             world.close()
 
 
-def _check(run: RunFolder, config: RunConfig, mode: Mode) -> None:
-    run.check(config, mode)
+def _check(run: RunFolder, config: RunConfig, mode: Mode, at: int | None) -> None:
+    run.check(config, "resume" if at is not None else mode, at)
+    if at is not None:
+        checkpoint_at(run, at)
     check_trackers(config.logging)
 
 
@@ -132,9 +142,19 @@ def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
 class Loop:
     """One process's part of a run."""
 
-    def __init__(self, engine: Engine, run: RunFolder, display: Display, *, keep_state: bool = True) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        run: RunFolder,
+        display: Display,
+        changed: Sequence[str] = (),
+        *,
+        keep_state: bool = True,
+    ) -> None:
         self.keep_state = keep_state
         config, task, world = engine.config, engine.task, engine.world
+        self.changed = changed
+        """What is not as it was when the run was begun or last resumed."""
         self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, run
         self.recorder = world.agree(lambda: Recorder(config, task, run, world, display))
         chance_loss = world.agree(task.chance_loss)
@@ -156,13 +176,17 @@ class Loop:
 
     # The run ---------------------------------------------------------------------------------------------
 
-    def run(self) -> Result:
-        """From where it stands to the end, a divergence or a signal."""
-        self.restore()
+    def run(self, at: int | None = None) -> Result:
+        """From where it stands, or from an older checkpoint, to the end, a divergence or a signal."""
+        self.restore(at)
         self.world.agree(lambda: self.recorder.start(self.step, self.engine))
         self.world.agree(lambda: self._status("running"))
         for note in self.config.notes if self.step == 0 else ():
             self._note("recipe", note)
+        for words in self.changed:
+            self._note("changed", words)
+        if self.engine.micro.count > 1:
+            self._note("micro_batch", self.engine.micro.sentence())
         if self.config.train.parameters != "all":
             self._note("parameters", self.engine.trained.sentence(self.config.train.parameters))
         for sentence in self.task.notes():
@@ -191,7 +215,7 @@ class Loop:
                     return self.end("diverged", verdict.message)
                 if asked and self.step < self.config.steps:
                     return self.end("interrupted", interruption=interruption)
-                if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
+                if any(every and self.step % every == 0 for every in self._saves):
                     self.save()
             return self.end("finished")
 
@@ -223,7 +247,12 @@ class Loop:
     def _looks(self) -> tuple[int | None, ...]:
         """Every how many steps somebody looks at the run."""
         config = self.config
-        return config.logging.every, config.checkpoint.every, getattr(config.evaluation, "every", None)
+        return config.logging.every, *self._saves, getattr(config.evaluation, "every", None)
+
+    @property
+    def _saves(self) -> tuple[int | None, ...]:
+        """Every how many steps there is a checkpoint."""
+        return self.config.checkpoint.every, self.config.checkpoint.permanent
 
     def settle(self) -> Verdict | None:
         """Read and judge the steps that are not yet, oldest first; a verdict that ends the run is returned."""
@@ -290,7 +319,9 @@ class Loop:
         """Begin to write a checkpoint of this step; the metrics up to it are on the disk before. False if it failed."""
         self.recorder.sync()
         self.problem = None
-        succeeded = self.store.save(self.step, self.engine.state(self._progress()), wait=wait)
+        every = self.config.checkpoint.permanent
+        permanent = every is not None and self.step % every == 0
+        succeeded = self.store.save(self.step, self.engine.state(self._progress()), wait, permanent)
         self.saved = self.step
         self._status("running")
         return succeeded
@@ -304,9 +335,9 @@ class Loop:
             "monitor": self.monitor.state(),
         }
 
-    def restore(self) -> bool:
-        """Go on from the newest complete checkpoint; without one, from the first step."""
-        checkpoint = self.store.latest()
+    def restore(self, at: int | None = None) -> bool:
+        """Go on from the newest complete checkpoint, or from that of a step; without one, from the first step."""
+        checkpoint = self.store.latest(at)
         if checkpoint is None:
             source = self.config.train.init_from
             message = "" if source is None else f"began with the weights of {source}"
@@ -319,8 +350,26 @@ class Loop:
         self.step, self.loss = int(progress["step"]), progress.get("loss")
         self.seconds, self.evaluation = float(progress.get("seconds", 0)), progress.get("evaluation") or {}
         self.saved = self.step
-        self.world.agree(lambda: self._go_on_from(self.step, "resumed", f"resumed at step {self.step}"))
+        message = f"resumed at step {self.step}" if at is None else self._make_newest()
+        self.world.agree(lambda: self._go_on_from(self.step, "resumed", message))
         return True
+
+    def _make_newest(self) -> str:
+        """A return to an older checkpoint: from now on it is the newest. What is said of it.
+
+        Metrics are copied before and cut afterwards, so that a kill in between leaves all of them.
+        """
+        aside = self.world.agree(lambda: self.folder.keep_aside(self.step) if self.world.is_main else None)
+        if not self.save(wait=True):
+            raise ConfigError(
+                f"--at: {self.step} is not allowed now; its checkpoint could not be written as the newest"
+            )
+        kept = (
+            ""
+            if aside is None
+            else f"; metrics of the steps behind it are kept in {aside.relative_to(self.folder.path)}"
+        )
+        return f"went back to step {self.step}{kept}"
 
     def _go_on_from(self, step: int, event: str, message: str) -> None:
         self.recorder.rewind(step)

@@ -47,6 +47,8 @@ class Manifest:
     world: int
     """Processes that wrote it. Any number can read it."""
     files: dict[str, Entry]
+    permanent: bool = False
+    """Whether it stays when newer ones are there."""
 
     def write(self, folder: Path) -> None:
         """Make the folder a complete checkpoint."""
@@ -75,7 +77,8 @@ class Manifest:
         for name in files:
             if name != Path(name).name or name in ("", ".", "..", MANIFEST):
                 raise ValueError(f"file name {name!r}")
-        return cls(str(value["run"]), _count(value["step"]), _count(value["sequence"]), _count(value["world"]), files)
+        step, sequence, world = (_count(value[name]) for name in ("step", "sequence", "world"))
+        return cls(str(value["run"]), step, sequence, world, files, value.get("permanent", False) is True)
 
 
 def _count(value: Any) -> int:

@@ -14,48 +14,78 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parameters import share_of
+from siamesenorm.train.planning.layouts import layout_of
+from siamesenorm.train.planning.needs import need_of
+from siamesenorm.train.planning.profile import UncountableError
 
 FLOAT = 4
 TRAINED = {"adamw": 4, "muon": 3}
 """Weights, gradients, AdamW's two moments or Muon's one."""
+AMPLE = 8
+"""A run that has so many times the least it can need is not looked at more closely."""
+ANYWAY = "train.memory_check=false begins all the same"
 
 
-class Need(NamedTuple):
-    """Bytes at least."""
+class Least(NamedTuple):
+    """Bytes that all processes of a machine need at least, or about."""
 
     state: float
     batch: float
 
 
 def check_memory(config: RunConfig, task: Task, world: World) -> None:
-    """Raise if weights and optimiser, or one step's batch, cannot fit."""
-    room = free_memory(world.device, sharing(world))
+    """Raise if weights and optimiser, or a step with them, would not fit; `siamesenorm.train.planning` counts."""
+    room = free_memory(world.device, sharing(world)) if config.train.memory_check else None
     if room is None:
         return
-    need = least_memory(config, task, world)
-    if need.state > room.size:
+    least = least_memory(config, task, world)
+    if least.state > room.size:
         raise ConfigError(
             f"model: {task.parameters:,} parameters are not allowed here; with gradients and optimiser they need "
-            f"{gib(need.state)}, and {room}"
+            f"{gib(least.state)}, and {room}; {ANYWAY}"
         )
+    if AMPLE * (least.state + least.batch) < room.size:
+        return
+    need = memory_need(config, task, world)
     if need.state + need.batch > room.size:
+        rows = layout_of(config, world).micro_batch
         raise ConfigError(
-            f"train.batch_size: {config.train.batch_size} is not allowed here; one part of the batch needs "
-            f"{gib(need.batch)} beside the model's {gib(need.state)}, and {room}; "
-            f"raise train.accumulation, or lower batch_size or sequence_length"
+            f"train.batch_size: {config.train.batch_size} is not allowed here; a micro-batch of {rows} needs "
+            f"{gib(need.batch)} beside the model's {gib(need.state)}, and {room}; lower train.micro_batch_size, or set "
+            f"train.activation_checkpointing=full; {ANYWAY}"
         )
 
 
-def least_memory(config: RunConfig, task: Task, world: World) -> Need:
-    """A lower bound for one process."""
+def memory_need(config: RunConfig, task: Task, world: World, micro: int | None = None) -> Least:
+    """What all processes of a machine need, counted on a step without values; at least, where that is not possible.
+
+    micro: samples that one computes at a time; default: as the configuration has it, 1 where it chooses by this.
+    The state is what is there when a step is at its fullest: weights and optimiser, and gradients that wait there.
+    """
+    try:
+        need = need_of(config, layout_of(config, world, micro), "cuda" if world.device.type == "cuda" else "cpu")
+    except UncountableError:
+        return least_memory(config, task, world, micro)
+    here = sharing(world)
+    state = min(need.state, need.peak)
+    return Least(here * state, here * (need.peak - state))
+
+
+def least_memory(config: RunConfig, task: Task, world: World, micro: int | None = None) -> Least:
+    """A lower bound for the processes that share the memory, without making anything.
+
+    micro: samples that one computes at a time; default: as the configuration has it, 1 where it chooses by this.
+    """
     beside = TRAINED[config.optimizer.kind] - 1 + (config.train.ema is not None)
     copies = 1 + beside * share_of(config, task.model_of)
-    shards = world.size if world.mode in ("fsdp", "tp") else world.group if world.mode == "hsdp" else 1
+    shards = world.size if world.mode in ("fsdp", "tp") else world.group * world.pp
     here = sharing(world)
     samples = config.train.batch_size / world.data_size
+    at_once = min(samples, layout_of(config, world, micro).micro_batch)
     activations = task.least_activations(config.train.activation_checkpointing != "none")
-    batch = samples / config.train.accumulation * activations * FLOAT + samples * task.units_per_sample * 16
-    return Need(here * copies * FLOAT * task.parameters / shards, here * batch)
+    width = FLOAT if config.train.precision == "fp32" else 2
+    batch = at_once * activations * width + samples * task.units_per_sample * 16
+    return Least(here * copies * FLOAT * task.parameters / shards, here * batch)
 
 
 def sharing(world: World) -> int:

@@ -9,7 +9,8 @@ For every matrix W (rows × columns) with gradient G::
 The last factor gives O the root mean square of AdamW's updates, so that one learning rate and one decay serve both.
 `torch.optim.Muon` with ``adjust_lr_fn="match_rms_adamw"`` has the same equations for parameters that are one matrix
 each, whole in every process. Here a parameter may hold several matrices and may be sharded: momentum lies where the
-parameter does, and its whole is gathered to be orthogonalised, one parameter at a time.
+parameter does, and its whole is gathered to be orthogonalised, one parameter at a time. Experts are not gathered: a
+process orthogonalises those that it has.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Muon(torch.optim.Optimizer):
         mean.lerp_(grad, 1 - group["momentum"])
         fused = self.fused[parameter]
         direction = grad.lerp(mean, group["momentum"]).to(iteration_dtype(weight))
-        if isinstance(parameter, DTensor):
+        if isinstance(parameter, DTensor) and not holds_whole_matrices(parameter):
             direction = whole(
                 DTensor.from_local(
                     direction,
@@ -107,13 +108,20 @@ class Muon(torch.optim.Optimizer):
                     stride=parameter.stride(),
                 )
             )
-        update = own_part(orthogonal(direction, fused), parameter).to(weight.dtype)
+            update = own_part(orthogonal(direction, fused), parameter).to(weight.dtype)
+        else:
+            update = orthogonal(direction, fused).to(weight.dtype)
         scale = MATCHED_RMS * math.sqrt(max(fused.rows, parameter.shape[-1]))
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.add_(update, alpha=-group["lr"] * scale)
         if found_inf is not None and before is not None:  # chosen on the device, which is not waited for
             for now, then in zip((weight, mean), before, strict=True):
                 torch.where(found_inf > 0, then, now, out=now)
+
+
+def holds_whole_matrices(parameter: DTensor) -> bool:
+    """Whether a process has all of every matrix that it has a part of: experts, divided along their first dimension."""
+    return parameter.dim() > 2 and all(getattr(p, "dim", 0) == 0 for p in parameter.placements)
 
 
 def orthogonal(tensor: Tensor, fused: Fused) -> Tensor:

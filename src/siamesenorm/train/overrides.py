@@ -22,6 +22,8 @@ INSTEAD = {
     "schedule.warmup_epochs": ("schedule.warmup",),
 }
 """Setting one of these takes the others back."""
+INSTEAD_OF = dict.fromkeys(("accumulation", "train.accumulation"), "train.micro_batch_size, samples at a time")
+"""Fields of earlier versions, and what says the same now."""
 
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[str], config: type[BaseModel]) -> set[str]:
@@ -53,6 +55,8 @@ def find_field(key: str, fields: dict[str, NamedField]) -> NamedField:
         return fields[shallow[0]]
     if shallow:
         raise ConfigError(f"{key}: is not one field but {len(shallow)}; write one of {', '.join(shallow)}")
+    if key in INSTEAD_OF:
+        raise ConfigError(f"override: {key!r} is no field any more; it follows from {INSTEAD_OF[key]}")
     names = {path.rpartition(".")[2]: path for path in fields} | {path: path for path in fields}
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.7)
     if near:

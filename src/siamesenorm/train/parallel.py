@@ -8,6 +8,9 @@
 | hsdp   | shards within a group, copies between groups          | a part for every process |
 | tp     | heads and FFN columns split within a group, shards between groups | a part for every group |
 
+Beside the mode, experts may be divided among processes (``expert_parallel``) and blocks among groups of processes
+(``pipeline``), within each of which the mode spreads what the group has.
+
 Sharding goes by block: attention, FFN and links of a block are gathered together and freed together. The last norms
 and the head stay gathered with the root for the whole pass. Streams keep their dtype between blocks; what is computed
 in a lower one is autocast's. Blocks are compiled before they are sharded: the hooks that gather weights run outside.
@@ -24,15 +27,17 @@ from shutil import which
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from siamesenorm.models.stack import Block, Stack
-from siamesenorm.train.distributed import World
+from siamesenorm.train.distributed import Meshes, World
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.expert_parallel import check_experts_of, divide_experts, experts_of, share_statistics, stacked
+from siamesenorm.train.pipeline import Division, Pipeline
 
 MODES = ("none", "ddp", "fsdp", "hsdp", "tp")
 WORTH_COMPILING = 2000
@@ -47,12 +52,14 @@ def apply_parallelism(
     dtype: torch.dtype | None = None,
     seed: int | None = None,
     compiled: bool = False,
+    schedule: str = "1f1b",
+    stages: int = 1,
 ) -> nn.Module:
     """The model, spread over the world; parameters are on its device already or will be moved there.
 
     strategy: one of the table's modes; default: the world's. dtype: what sharded blocks are gathered and computed
     in (gradients are summed in float32); default: that of the weights. compiled: whether blocks go through
-    torch.compile. The optimiser is made afterwards.
+    torch.compile. schedule, stages: of a pipeline, see `siamesenorm.train.pipeline`. The optimiser is made afterwards.
     A model of ours on ``meta`` gets the first weights of `seed` here, part by part: every part is spread before the
     next is made, so that no process ever holds more than its own share and one block.
     """
@@ -65,18 +72,21 @@ def apply_parallelism(
         return model.to(world.device)
     if strategy != world.mode:
         raise ConfigError(f"parallel.mode: the world was started for {world.mode!r}, not for {strategy!r}")
-    if strategy == "ddp":
+    prepare_experts(model, world)
+    if strategy == "ddp" and world.pp == 1:
         model = model.to(world.device)
         if compiled:
             compile_model(model)
         devices = [world.device.index] if world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-    spreading = Spreading(model, world, dtype, compiled)
+    division = Division(model, world, schedule, stages) if world.pp > 1 else None
+    spreading = Spreading(model, world.meshes, world.device, dtype, compiled, division)
     if isinstance(model, Stack) and next(model.parameters()).is_meta:
         model.init_weights(seed, around=spreading.made)
     else:
         for part in spreading.alone:
-            spreading.part(part)
+            if division is None or division.has(part):
+                spreading.part(part)
     return spreading.finish()
 
 
@@ -100,16 +110,19 @@ class Spreading:
     """Sharding by block (FSDP2), tensor parallelism, or both, one part of a model after the other."""
 
     def __init__(
-        self, model: nn.Module, world: World, dtype: torch.dtype | None = None, compiled: bool = False
+        self,
+        model: nn.Module,
+        meshes: Meshes,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        compiled: bool = False,
+        division: Division | None = None,
     ) -> None:
-        self.model, self.device, self.compiled = model, world.device, compiled
-        self.shards: DeviceMesh | None = world.mesh
-        self.tensors: DeviceMesh | None = None
-        if world.mode == "tp":
-            if not isinstance(model, Stack):
-                kind = type(model).__name__
-                raise ConfigError(f"parallel.mode: 'tp' is not allowed for {kind}; it splits models of siamesenorm")
-            self.shards, self.tensors = world.mesh["data"] if world.data_size > 1 else None, world.mesh["tensor"]
+        self.model, self.meshes, self.device, self.compiled = model, meshes, device, compiled
+        self.division = division
+        if meshes.tensors is not None and not isinstance(model, Stack):
+            kind = type(model).__name__
+            raise ConfigError(f"parallel.mode: 'tp' is not allowed for {kind}; it splits models of siamesenorm")
         # A linear layer with a bias returns a view; no topology writes over a sublayer's output.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, cast_forward_inputs=False)
@@ -123,25 +136,54 @@ class Spreading:
         """Memory for a part, which is filled inside; behind it, what other processes hold is given back."""
         part.to_empty(device="cpu", recurse=part is not self.model)  # where one process draws too
         yield
-        self.part(part)
+        if self.division is None or self.division.has(part):
+            self.part(part)
+        else:
+            part.to("meta")
 
     def part(self, part: nn.Module) -> None:
         """Blocks and embedding by themselves; the rest waits for `finish`."""
-        if self.tensors is not None and isinstance(part, Block):
+        meshes = self.meshes
+        if isinstance(part, Block) and meshes.tensors is not None:
             from siamesenorm.train.tensor_parallel import split_sublayers
 
-            split_sublayers(part.to(self.device), self.tensors)
+            split_sublayers(part.to(self.device), meshes.tensors)
+        exchanging = list(experts_of(part)) if isinstance(part, Block) and meshes.experts is not None else []
+        for moe in exchanging:
+            divide_experts(moe.to(self.device), meshes.experts)  # type: ignore[arg-type]
         if self.compiled and isinstance(part, Block):
-            part.compile()
-        if self.shards is not None and part in self.alone:
-            fully_shard(part, mesh=self.shards, mp_policy=self.alone[part])
+            if exchanging:  # how many rows travel is known when they do
+                part.feed = torch.compiler.disable(part.feed)  # type: ignore[method-assign]
+            part.compile(fullgraph=not exchanging)
+        if meshes.shards is not None and part in self.alone:
+            divided = {parameter for moe in exchanging for parameter in stacked(moe).values()}
+            fully_shard(part, mesh=meshes.shards, mp_policy=self.alone[part], ignored_params=divided)
+            for moe in exchanging if meshes.expert_shards is not None else ():
+                others = set(moe.parameters()) - divided
+                fully_shard(moe, mesh=meshes.expert_shards, mp_policy=self.alone[part], ignored_params=others)
 
     def finish(self) -> nn.Module:
-        """What is left of the model."""
-        if self.shards is None:
-            return self.model.to(self.device)
-        fully_shard(self.model, mesh=self.shards)
-        return self.model
+        """What is left of the model, or of each stage of a pipeline."""
+        if self.division is not None:
+            return self.division.finish(self.rest)
+        return self.rest(self.model)
+
+    def rest(self, part: nn.Module) -> nn.Module:
+        """All of a part that is not spread yet."""
+        if self.meshes.shards is None:
+            return part.to(self.device)
+        experts = (stacked(moe).values() for moe in experts_of(part))
+        divided: set[nn.Parameter] = {p for found in experts for p in found if isinstance(p, DTensor)}
+        fully_shard(part, mesh=self.meshes.shards, ignored_params=divided)
+        return part
+
+
+def prepare_experts(model: nn.Module, world: World) -> None:
+    """What mixtures of experts have to know of the world; raises where it cannot divide them."""
+    if world.ep > 1:
+        check_experts_of(model, world.ep)
+    for moe in experts_of(model) if world.data_size > 1 else ():
+        share_statistics(moe, world.meshes.data)
 
 
 @contextlib.contextmanager
@@ -175,14 +217,23 @@ def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(parts.values())
 
 
-@torch.no_grad()
 def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
     """Scale all gradients so that their norm over the whole model is at most `max_norm`; returns it as it was."""
-    parts = by_mesh(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+    return clip(model.parameters(), max_norm, model.group if isinstance(model, Pipeline) else None)
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[Tensor], max_norm: float, stages: dist.ProcessGroup | None = None) -> Tensor:
+    """The same of any parameters, whatever meshes these lie on, and of those of other stages of a pipeline."""
+    parts = by_mesh(parameter.grad for parameter in parameters if parameter.grad is not None)
     norms = [_norm(grads) for grads in parts]
     if not norms:
         return torch.zeros(())
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    if stages is not None:
+        squares = total.square()
+        dist.all_reduce(squares, group=stages)
+        total = squares.sqrt()
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for grads in parts:
         torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in grads], scale)

@@ -53,7 +53,11 @@ class Precision:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Backward of the loss, scaled where small gradients would vanish."""
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        self.scaled(loss).backward()
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss as backward takes it."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Gradients at their own size again, before they are clipped; a step that was not taken before is left out."""

@@ -15,13 +15,14 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, create_model
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_text, reason_of
 from siamesenorm.tasks import OWN, TASKS, Task, find_task
+from siamesenorm.tasks.base import HOW
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import explain, shown
@@ -189,21 +190,11 @@ def _config_class(task: type[Task]) -> type[RunConfig]:
     about = {**own, **{name: field.description or "" for name, field in RunConfig.model_fields.items()}}
     fields: dict[str, Any] = {"task": (Literal[task.name], Field(description=about["task"]))}
     for name, section in task.sections.items():
-        fields[name] = (section, Field(description=about[name]))
-        if not any(field.is_required() for field in section.model_fields.values()):
-            fields[name] = (section, Field(default=section(), description=about[name]))
+        required = any(field.is_required() for field in section.model_fields.values())
+        info = Field(description=about[name]) if required else Field(default=section(), description=about[name])
+        general = RunConfig.model_fields.get(name)
+        marked = general is not None and HOW in general.metadata
+        fields[name] = (Annotated[section, HOW] if marked else section, info)
     made: type[RunConfig] = create_model(f"{task.name.title()}RunConfig", __base__=RunConfig, **fields)
     copyreg.pickle(made, lambda config: (parse_config, (config.as_dict(),)))  # made here, so it has no name to pickle
     return made
-
-
-def differing_field(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first field by dotted name that two configurations differ in, with both values."""
-    pairs = [(name, one.get(name), other.get(name)) for name in {**one, **other}]
-    while pairs:
-        path, first, second = pairs.pop(0)
-        if isinstance(first, dict) and isinstance(second, dict):
-            pairs[:0] = [(f"{path}.{name}", first.get(name), second.get(name)) for name in {**first, **second}]
-        elif first != second:
-            return path, first, second
-    return None

@@ -65,6 +65,11 @@ def meet(place: Place, timeout: timedelta) -> Store:
     return store
 
 
+def was_restarted() -> bool:
+    """Whether torchrun has started the processes of this run again, with the command of the first time."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def refuse(problem: str) -> None:
     """Tell the other processes, if there are any, why this one cannot go on; each of them then ends with that."""
     with contextlib.suppress(ConfigError, dist.DistError):  # nobody is there to be told

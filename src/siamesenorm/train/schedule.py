@@ -33,3 +33,10 @@ def share_of_peak(config: ScheduleConfig, step: int, steps: int) -> float:
 def decay_steps(config: ScheduleConfig, steps: int) -> int:
     """How many of the last steps wsd decays in."""
     return min(max(1, round(config.decay * steps)), steps - config.warmup)
+
+
+def steady_until(config: ScheduleConfig, steps: int) -> float:
+    """The last step whose learning rate, like all before it, would be the same in a longer run."""
+    if config.kind == "cosine":
+        return config.warmup
+    return math.inf if config.kind == "constant" else steps - decay_steps(config, steps)

@@ -27,6 +27,7 @@ def train_recipe(
     folder: Path | str | None = None,
     restart: bool = False,
     quiet: bool = False,
+    at: int | None = None,
     **fields: Any,
 ) -> Result:
     """Train a recipe; the same call again goes on where it was interrupted.
@@ -38,14 +39,15 @@ def train_recipe(
 
     recipe: a name that `siamesenorm recipes` lists, a YAML file, or the folder of a run.
     folder: of the run; by default runs/ with the names of recipe and fields. restart: begin anew there.
+    at: of a run's folder, go on from its checkpoint of this step, and not from the newest.
     fields: what differs from the recipe, as on the command line; ``**{"model.blocks": 8}`` where a name has a dot.
     """
     overrides = as_overrides(fields)
     config = resolve(str(recipe), overrides)
     title = config.about or " ".join([str(recipe), *overrides])
-    out = default_folder(str(recipe), overrides) if folder is None else Path(folder)
+    out = default_folder(str(recipe), overrides, at is not None) if folder is None else Path(folder)
     display = Display() if quiet else ConsoleDisplay(_console(), f"{title}\n{out}")
-    return train(config, out, mode="restart" if restart else "auto", display=display)
+    return train(config, out, mode="restart" if restart else "auto", display=display, at=at)
 
 
 def _console() -> Any:
@@ -54,10 +56,10 @@ def _console() -> Any:
     return Console(stderr=True)
 
 
-def default_folder(recipe: str, overrides: Sequence[str]) -> Path:
-    """A folder of the command's own; the run itself where nothing but its folder is given, which goes on with it."""
+def default_folder(recipe: str, overrides: Sequence[str], resume: bool = False) -> Path:
+    """A folder of the command's own; the run itself where it is resumed, or nothing but its folder is given."""
     path = Path(recipe)
-    return path if path.is_dir() and not overrides else Path("runs") / folder_name(recipe, overrides)
+    return path if path.is_dir() and (resume or not overrides) else Path("runs") / folder_name(recipe, overrides)
 
 
 def folder_name(recipe: str, overrides: Sequence[str]) -> str:

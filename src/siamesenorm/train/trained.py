@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.reading import reason_of
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
@@ -116,30 +114,3 @@ def _load_checkpoint(model: nn.Module, config: RunConfig, run: RunFolder) -> int
     if as_trained is not model:
         model.load_state_dict(merged(as_trained.state_dict(), mergings(as_trained)), assign=True)
     return checkpoint.step
-
-
-def save_trained(trained: Trained, file: Path) -> None:
-    """Weights in one safetensors file, with what the model is and what it needs beside them in its header."""
-    from safetensors.torch import save
-
-    metadata = {
-        "format": "pt",
-        "task": trained.config.task,
-        "config": json.dumps(trained.config.model.model_dump(mode="json")),
-        "step": str(trained.step),
-        **find_task(trained.config.task).header(trained.config, trained.folder),
-    }
-    tensors = {name: tensor.detach().contiguous() for name, tensor in trained.model.state_dict().items()}
-    with whole_file(file) as out:
-        out.write(save(tensors, metadata=metadata))
-
-
-def is_export(file: Path) -> bool:
-    """Whether a file was written by `save_trained`."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return {"task", "config", "step"} <= (opened.metadata() or {}).keys()
-    except (SafetensorError, OSError):
-        return False

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from siamesenorm.models.stack import current_name
 from siamesenorm.train.layout import plain_name, restore, row_orders, stored, template
 from siamesenorm.train.manifest import CheckpointError
+from siamesenorm.train.pipeline import Pipeline
 
 State = Mapping[str, Any]
 AVERAGED = "ema."
@@ -30,6 +31,11 @@ AVERAGED = "ema."
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their plain names, sharing memory with the model."""
     return {plain_name(name): tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+
+
+def all_names(model: nn.Module) -> set[str]:
+    """Plain names of all parameters and buffers, also of those that only other stages of a pipeline have."""
+    return set(model.division.sizes) if isinstance(model, Pipeline) else set(model_tensors(model))
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
@@ -78,7 +84,7 @@ class Restoring:
 
     def __init__(self, state: State, sizes: Mapping[str, torch.Size]) -> None:
         model = state.get("model")
-        own = {} if model is None else model_tensors(model)  # a name that a model has is no old one of another
+        own = set() if model is None else all_names(model)  # a name that a model has is no old one of another
         names = {name if _parameter_of(name) in own else current_name(name): name for name in sizes}
         if len(names) < len(sizes):
             twice = [name for name in sizes if name not in names.values()]
@@ -98,7 +104,7 @@ class Restoring:
                     f"{name} has shape {tuple(sizes[name])} in the checkpoint instead of {tuple(tensor.shape)}; "
                     "it belongs to another model"
                 )
-        extra = [name for name in sizes if name.startswith("model/") and name not in self.targets]
+        extra = [name for name in sizes if name.startswith("model/") and name.removeprefix("model/") not in own]
         if extra and state.get("model") is not None:
             raise CheckpointError(f"the model has no {_some(extra)}; the checkpoint belongs to another one")
         self.names = {name: names[name] for name in self.targets}

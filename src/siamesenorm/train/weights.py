@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.tensor_files import Kind, LazyTensors, file_order, write_tensors
 from siamesenorm.layers.lora import merged, mergings
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import STATUS, WEIGHTS, RunFolder
 from siamesenorm.train.layout import row_orders, unwrap, usual_rows, whole
 from siamesenorm.train.manifest import Entry, check
+from siamesenorm.train.pipeline import Pipeline
 from siamesenorm.train.training_state import model_tensors
 
 log = logging.getLogger("siamesenorm")
@@ -33,14 +36,12 @@ def gather_weights(
     tensors: others under the same names, such as averaged weights, in place of the model's. Every process must
     call this where the model is sharded; those with ``keep=False`` help and get nothing.
     """
-    orders = dict(row_orders(model))
-    gathered = {}
-    for name, tensor in model_tensors(model).items():
-        full = whole((tensors or {}).get(name, tensor).detach())
+    weights, gathered = whole_weights(model, tensors), {}
+    for name in weights.kinds:
+        full = weights.read(name)
         if keep:
-            full = usual_rows(full, orders[name]) if name in orders else full
-            gathered[name] = full.to("cpu", copy=True).contiguous()
-    return merged(gathered, mergings(unwrap(model))) if keep else gathered
+            gathered[name] = full.clone(memory_format=torch.contiguous_format)
+    return gathered
 
 
 def export_weights(
@@ -48,17 +49,71 @@ def export_weights(
 ) -> Entry | None:
     """Write weights as safetensors, whole or not at all; every process calls it, the main one writes.
 
+    Matrices are gathered and written one after the other: the main process never holds more than one of them.
     Returns what was written, by size and checksum; None in the other processes.
     """
-    weights = gather_weights(model, tensors, keep=is_main)
+    weights = whole_weights(model, tensors)
+    left = file_order(weights.kinds)
     if not is_main:
+        for name in left:
+            weights.read(name)
         return None
-    from safetensors.torch import save
 
-    content = save(weights, metadata={"format": "pt"})
-    with whole_file(Path(file)) as out:
-        out.write(content)
-    return Entry(len(content), hashlib.sha256(content).hexdigest())
+    def read(name: str) -> Tensor:
+        left.remove(name)
+        return weights.read(name)
+
+    try:
+        with whole_file(Path(file)) as out:
+            counted = _Counted(out)
+            write_tensors(cast(BinaryIO, counted), replace(weights, read=read), {"format": "pt"})
+    except OSError:
+        for name in list(left):  # the others gather all of them, whatever became of the file
+            weights.read(name)
+        raise
+    return Entry(counted.size, counted.digest.hexdigest())
+
+
+@torch.no_grad()
+def whole_weights(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> LazyTensors:
+    """What `gather_weights` gives, each when it is asked for: by all processes, in the same order."""
+    orders, own = dict(row_orders(model)), model_tensors(model)
+    found = {name: (tensors or {}).get(name, tensor).detach() for name, tensor in own.items()}
+    pairs = {pair.weight: pair for pair in mergings(unwrap(model))}
+    factors = {name for pair in pairs.values() for name in (pair.a, pair.b)}
+
+    def gathered(name: str) -> Tensor:
+        full = whole(found[name]) if name in found else None
+        if name in orders and full is not None:
+            full = usual_rows(full, orders[name])
+        if isinstance(model, Pipeline):
+            full = model.everywhere(name, full)
+        assert full is not None
+        return full.cpu()
+
+    @torch.no_grad()
+    def read(name: str) -> Tensor:
+        if (pair := pairs.get(name)) is None:
+            return gathered(name)
+        return merged({each: gathered(each) for each in (pair.weight, pair.a, pair.b)}, iter([pair]))[name]
+
+    kinds = {name: Kind(tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items() if name not in factors}
+    if isinstance(model, Pipeline):
+        kinds = {name: Kind(dtype, tuple(shape)) for name, (shape, dtype) in model.division.sizes.items()}
+    return LazyTensors(kinds, read)
+
+
+class _Counted:
+    """A file to write that knows how much was written, and its SHA-256."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.size, self.digest = file, 0, hashlib.sha256()
+
+    def write(self, content: bytes | memoryview) -> int:
+        """Write, and count."""
+        self.size += len(content)
+        self.digest.update(content)
+        return self.file.write(content)
 
 
 def check_weights(run: RunFolder) -> None:

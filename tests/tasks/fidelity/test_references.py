@@ -6,7 +6,7 @@ import torch
 from tests.tasks.fidelity.means import Means
 
 from siamesenorm.data.errors import DataError
-from siamesenorm.tasks.diffusion.pictures import save_each
+from siamesenorm.lab.sample_files import open_samples
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
 from siamesenorm.tasks.fidelity.measure import cached_reference, compare, describe
 from siamesenorm.tasks.fidelity.pictures import of_array, open_pictures
@@ -46,7 +46,7 @@ def test_a_folder_is_read_with_its_subfolders_in_order_of_names(tmp_path):
 
 def test_samples_written_by_class_are_read_back_with_their_classes_whatever_these_are_called(tmp_path):
     names, labels = ["bag", "t-shirt/top", "dress"], np.arange(11) % 3
-    save_each(PIXELS, labels, names, tmp_path)
+    open_samples(tmp_path, labels, 11, names).write(0, PIXELS)
     pictures = open_pictures(tmp_path)
     order = np.concatenate([np.flatnonzero(labels == names.index(name)) for name in sorted(names)])
     assert np.array_equal(joined(pictures, 20), PIXELS[order])

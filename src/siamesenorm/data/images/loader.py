@@ -49,10 +49,11 @@ class TrainingImages:
 
 
 class TestImages:
-    """Held-out images in their own order; each rank has every world_size-th.
+    """Held-out images in their own order and in batches, of which each rank has every world_size-th.
 
-    ``counted`` in a batch says which images are to be measured. A rank with an image less than others gets the first
-    one once more, uncounted: a sharded model takes all ranks for a pass, so that all must have as many batches.
+    A batch is the same on any number of ranks, so that what a model makes of it is too. ``counted`` in it says which
+    images are to be measured. A rank with a batch less than others gets the first one once more, uncounted: a sharded
+    model takes all ranks for a pass, so that all must have as many batches.
     """
 
     __test__ = False  # pytest takes the name for one of its own
@@ -67,18 +68,16 @@ class TestImages:
 
     def batches(self, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """All of a rank's images, so many at a time."""
-        mine = self.numbers[rank::world_size]
-        counted = np.ones(mine.size, dtype=bool)
-        if mine.size < -(-self.numbers.size // world_size):
-            mine, counted = np.append(mine, self.numbers[0]), np.append(counted, False)
+        parts = [self.numbers[start : start + size] for start in range(0, self.numbers.size, size)]
         generator = np.random.default_rng(0)
-        for start in range(0, mine.size, size):
-            part = mine[start : start + size]
+        for first in range(0, len(parts), world_size):
+            mine = first + rank
+            part = parts[mine] if mine < len(parts) else parts[0]
             seen = [self.transform(self.images[int(number)], generator) for number in part]
             yield {
                 "image": torch.from_numpy(np.stack(seen)),
                 "label": torch.from_numpy(self.images.labels[part]),
-                "counted": torch.from_numpy(counted[start : start + size]),
+                "counted": torch.full((len(part),), mine < len(parts)),
             }
 
 

@@ -1,7 +1,8 @@
 """Configurations of transformers' language models, read into an `LMConfig`: each into the topology that it is.
 
 A field that changes a model's function is used, or must have its neutral value: what cannot be carried is refused by
-name. Dropout is not carried; it is a matter of training.
+name. What a kind of model does not read in transformers (a Llama's sliding_window) is not read here. Dropout is not
+carried; it is a matter of training.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 def architecture_of(model_type: Any) -> Architecture:
     """The kind of a folder's model."""
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise InteropError(
             f"source: model_type {model_type!r} cannot be imported; it takes one of {', '.join(ARCHITECTURES)}"
         )
@@ -121,7 +122,7 @@ def read_config(theirs: Any, kind: Architecture) -> LMConfig:
             "rotary_dim": 0,
         }
         return checked(LMConfig, fields)
-    fields |= rotary_fields(theirs, head_dim)
+    fields |= rotary_fields(theirs, head_dim, partly=kind.names == "neox")
     fields["ffn_dim"] = theirs.intermediate_size
     if kind.names == "neox":
         fields |= {
@@ -177,15 +178,15 @@ def expert_fields(theirs: Any, kind: Architecture) -> dict[str, Any] | None:
 # Positions ------------------------------------------------------------------------------------------------
 
 
-def rotary_fields(theirs: Any, head_dim: int) -> dict[str, Any]:
-    """Rotary angles, and which blocks have a window."""
+def rotary_fields(theirs: Any, head_dim: int, *, partly: bool) -> dict[str, Any]:
+    """Rotary angles, and which blocks have a window; partly: whether such a model may turn heads in part."""
     rope: Mapping[str, Any] = theirs.rope_parameters
     usual, local = rope, rope
     if "rope_theta" not in rope:
         usual, local = rope["full_attention"], rope["sliding_attention"]
     fields = {"rope_theta": usual["rope_theta"], "rope_scaling": scaling_of(usual, theirs.max_position_embeddings)}
     share = usual.get("partial_rotary_factor", 1.0)
-    if share != 1:
+    if partly and share != 1:
         fields["rotary_dim"] = int(head_dim * share)
     fields |= window_fields(theirs)
     if local != usual and fields.get("window") is not None:
@@ -200,6 +201,8 @@ def rotary_fields(theirs: Any, head_dim: int) -> dict[str, Any]:
 
 def window_fields(theirs: Any) -> dict[str, Any]:
     """The window, and every how many blocks one has none."""
+    if not hasattr(type(theirs), "sliding_window"):
+        return {"window": None}
     window, layers = getattr(theirs, "sliding_window", None), getattr(theirs, "layer_types", None)
     if window is None or layers is None:
         return {"window": window}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.foreign_folder import read_by_others
 from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.gguf.tokenizer import read_tokenizer
@@ -35,6 +36,8 @@ def convert(
 
     folder = Path(source)
     check_target(Path(target), overwrite)
+    if Path(target).resolve().is_relative_to(folder.resolve()):
+        raise InteropError(f"target: {str(target)!r} is not allowed; it lies in the source, which stays as it is")
     theirs = their_config(folder)
     reading, generation = their_tokenizer(folder) if tokenizer else None, their_generation(folder)
     special = {name: getattr(theirs, name, None) for name in SPECIAL}

@@ -19,6 +19,9 @@ from siamesenorm.interop.pretrained.names import IGNORED, PLUS_ONE, Targets, tar
 from siamesenorm.interop.pretrained.shards import shard_files, tensors_of
 from siamesenorm.models.lm import LanguageModel, LMConfig
 
+HEADS = ("lm_head.weight", "embed_out.weight")
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 def load(source: Path | str, *, dtype: torch.dtype | None = None) -> LanguageModel:
     """The model of a Hugging Face folder of Llama, Mistral, Qwen, OLMo, Gemma, GPT-2 or one of their kin.
@@ -78,13 +81,18 @@ def fill(
         model = LanguageModel(config)
     state: dict[str, Tensor] = {}
     given: set[str] = set()
+    head: Tensor | None = None
     for name, tensor in tensors:
         if name not in targets:
-            if name.endswith(IGNORED) or (config.tied and name in ("lm_head.weight", "embed_out.weight")):
+            if name.endswith(IGNORED):
+                continue
+            if config.tied and name in HEADS:
+                head = tensor
                 continue
             name = f"transformer.{name}" if f"transformer.{name}" in targets else name  # GPT-2's first files
         if name not in targets:
             raise InteropError(f"source: tensor {name} is none that such a model has")
+        check_numbers(name, tensor)
         if not state:
             changed = any(target.change is PLUS_ONE for target in targets.values())
             wanted = dtype or (torch.float32 if changed else tensor.dtype)
@@ -95,5 +103,20 @@ def fill(
     if missing:
         more = f" and lack {len(missing) - 1} more" if missing[1:] else ""
         raise InteropError(f"source: the weights have no {missing[0]}{more}")
+    if head is not None and not torch.equal(head.to(state["embedding.weight"]), state["embedding.weight"]):
+        raise InteropError(
+            "source: the weights have a head that is not the embedding, though tie_word_embeddings in config.json says "
+            "so; it takes false there, or weights without a head"
+        )
     model.load_state_dict(state, assign=True)
     return model.requires_grad_(True)
+
+
+def check_numbers(name: str, tensor: Tensor) -> None:
+    """Raise where a tensor is none of plain, finite numbers."""
+    if tensor.dtype not in PRECISIONS:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in PRECISIONS)
+        found = str(tensor.dtype).removeprefix("torch.")
+        raise InteropError(f"source: tensor {name} is of {found}, which cannot be carried; it takes {known}")
+    if not torch.isfinite(tensor).all():
+        raise InteropError(f"source: tensor {name} holds numbers that are not finite; the weights are damaged")

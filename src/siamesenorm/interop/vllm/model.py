@@ -5,7 +5,8 @@ Weights are those of ``siamesenorm export --to hf``, under their names there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,7 @@ from vllm.sequence import IntermediateTensors
 
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.vllm.streams import Wire
-from siamesenorm.interop.vllm.sublayers import ServedAttention, divide_attention, divide_mlp, materialise
-from siamesenorm.layers.mlp import MLP
+from siamesenorm.interop.vllm.sublayers import FusedExperts, ServedAttention, divide_attention, divided_ffn, materialise
 from siamesenorm.layers.rotary import Turn
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.models.parametrization import width_ratio
@@ -66,8 +66,7 @@ class SiameseNormModel(nn.Module):
             block = blocks[number].eval()
             window = c.window if c.is_windowed(number) else None
             divide_attention(block.attention, c.dim, vllm_config, window, f"{prefix}.attention")
-            if isinstance(block.ffn, MLP):
-                divide_mlp(block.ffn, vllm_config, f"{prefix}.ffn")
+            block.ffn = divided_ffn(block.ffn, vllm_config, f"{prefix}.ffn")
             materialise(block)
             return block
 
@@ -158,18 +157,24 @@ class SiameseNormForCausalLM(nn.Module, SupportsPP):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Take what belongs to this rank; a weight that is missing or unknown is refused."""
-        # A norm that is gathered for has one name more than the file knows.
-        own: dict[str, tuple[str, Tensor]] = {
-            name.replace("_norm.norm.", "_norm."): (name, parameter) for name, parameter in self.named_parameters()
-        }
-        own |= {name: (name, b) for name, b in self.named_buffers() if ".paged." not in name}  # those are vLLM's
+        own: dict[str, tuple[str, Callable[[Tensor], None]]] = {}
+        parameters = dict(self.named_parameters())
+        for path, module in self.named_modules():
+            if isinstance(module, FusedExperts):
+                for name, (inner, load) in module.loaders().items():
+                    own[f"{path}.{name}"] = f"{path}.{inner}", load
+                    del parameters[f"{path}.{inner}"]
+        for name, tensor in [*parameters.items(), *self.named_buffers()]:
+            if ".paged." not in name and ".fused." not in name:  # those are vLLM's
+                load = partial(getattr(tensor, "weight_loader", default_weight_loader), tensor)
+                own[name.replace("_norm.norm.", "_norm.")] = name, load  # of a norm that is gathered for
         tied, loaded, unknown = self.model.config.tied, set[str](), []
         for name, weight in weights:
             names = [name, "lm_head.weight"] if tied and name == "model.embed_tokens.weight" else [name]
             for wanted in names:
                 if wanted in own:
-                    full, parameter = own[wanted]
-                    getattr(parameter, "weight_loader", default_weight_loader)(parameter, weight)
+                    full, load = own[wanted]
+                    load(weight)
                     loaded.add(full)
                 elif wanted == name and not self._is_elsewhere(name):
                     unknown.append(name)

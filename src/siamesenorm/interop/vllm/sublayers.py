@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.distributed import (
@@ -13,11 +16,17 @@ from vllm.distributed import (
     tensor_model_parallel_all_gather,
 )
 from vllm.model_executor.layers.attention import Attention as PagedAttention
+from vllm.model_executor.layers.fused_moe import FusedMoEFactory
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.platforms import current_platform
 
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.mlp import GATED, MLP
+from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import Turn
+
+FUSED_WIDTHS = 32
+"""vLLM's fused experts on CPU take multiples of it."""
 
 
 class ServedAttention(Attention):
@@ -27,8 +36,14 @@ class ServedAttention(Attention):
 
     def forward(self, h: Tensor, turn: Turn) -> Tensor:  # type: ignore[override]  # there is no context here
         """(1, tokens, dim) to the same."""
-        q, k, v = (heads.flatten(2).squeeze(0) for heads in self.project_and_turn(h, turn))
-        o = self.paged(q, k, v).unsqueeze(0)
+        more = self.paged.head_size - self.head_dim
+        q, k, v = (heads.squeeze(0) for heads in self.project_and_turn(h, turn))
+        if more:  # zeros change no product
+            q, k, v = (F.pad(heads, (0, more)) for heads in (q, k, v))
+        o = self.paged(q.flatten(1), k.flatten(1), v.flatten(1))
+        if more:
+            o = o.unflatten(-1, (self.heads, -1))[..., : self.head_dim].flatten(1)
+        o = o.unsqueeze(0)
         return self.out(o if self.out_norm is None else self.out_norm(o))
 
 
@@ -68,7 +83,7 @@ def divide_attention(attention: ServedAttention, dim: int, vllm: VllmConfig, win
         _gather(attention, names)
     attention.paged = PagedAttention(
         attention.heads,
-        width,
+        paged_width(width),
         width**-0.5,
         num_kv_heads=attention.kv_heads,
         cache_config=vllm.cache_config,
@@ -76,6 +91,15 @@ def divide_attention(attention: ServedAttention, dim: int, vllm: VllmConfig, win
         per_layer_sliding_window=window,
         prefix=f"{prefix}.paged",
     )
+
+
+def paged_width(width: int) -> int:
+    """The least width of heads from this one on that vLLM's attention takes."""
+    if current_platform.is_cpu():
+        from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+        return min((size for size in CPUAttentionBackend.get_supported_head_sizes() if size >= width), default=width)
+    return -(-width // 8) * 8
 
 
 def divide_mlp(mlp: MLP, vllm: VllmConfig, prefix: str) -> None:
@@ -89,6 +113,60 @@ def divide_mlp(mlp: MLP, vllm: VllmConfig, prefix: str) -> None:
     mlp.down = RowParallelLinear(hidden, dim, prefix=f"{prefix}.down", **how)
     if _ranks() > 1:
         _gather(mlp, ("out_norm",))
+
+
+class FusedExperts(nn.Module):
+    """A mixture of SwiGLU experts in vLLM's fused kernels: units of each divided among the ranks, the router whole."""
+
+    def __init__(self, moe: MoE, vllm: VllmConfig, prefix: str) -> None:
+        super().__init__()
+        if moe.hidden % _ranks():
+            raise ValueError(
+                f"tensor_parallel_size = {_ranks()} is not allowed; it takes a divisor of expert_dim = {moe.hidden}"
+            )
+        self.router, self.hidden = moe.router, moe.hidden
+        self.fused = FusedMoEFactory(
+            num_experts=moe.experts,
+            top_k=moe.top_k,
+            hidden_size=moe.dim,
+            intermediate_size=moe.hidden,
+            renormalize=moe.normalize_top_k,
+            quant_config=vllm.quant_config,
+            prefix=f"{prefix}.fused",
+        )
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(1, tokens, dim) to the same."""
+        tokens = h.squeeze(0)
+        return self.fused(hidden_states=tokens, router_logits=self.router(tokens)).unsqueeze(0)
+
+    def loaders(self) -> dict[str, tuple[str, Callable[[Tensor], None]]]:
+        """By the names that the export has: the parameter's name here, and what takes its weights."""
+        named = dict(self.named_parameters())
+        (w_in,) = (name for name in named if name.endswith("w13_weight"))
+        (w_out,) = (name for name in named if name.endswith("w2_weight"))
+
+        def load(name: str, shard: str, weights: Tensor) -> None:
+            for number, weight in enumerate(weights):
+                cast(Any, named[name]).weight_loader(named[name], weight, name, shard, number)
+
+        def load_in(weights: Tensor) -> None:
+            value, gate = weights.split(self.hidden, dim=1)  # vLLM has the gate first
+            load(w_in, "w1", gate)
+            load(w_in, "w3", value)
+
+        return {"w_in": (w_in, load_in), "w_out": (w_out, partial(load, w_out, "w2"))}
+
+
+def divided_ffn(ffn: nn.Module, vllm: VllmConfig, prefix: str) -> nn.Module:
+    """An FFN or a mixture of experts on this rank; experts that vLLM's kernels do not have stay ours, whole."""
+    if isinstance(ffn, MLP):
+        divide_mlp(ffn, vllm, prefix)
+    elif isinstance(ffn, MoE):
+        plain = ffn.activation == "swiglu" and ffn.b_in is None and ffn.out_norm is None
+        if plain and ffn.dim % FUSED_WIDTHS == 0:
+            return FusedExperts(ffn, vllm, prefix)
+    return ffn
 
 
 def _gather(module: nn.Module, norms: tuple[str, ...]) -> None:

@@ -37,14 +37,20 @@ class Sampling:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: {self.top_p} is not allowed; it takes a number above 0, up to 1")
 
-    def choose(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Token ids (batch,) from logits (batch, vocabulary)."""
+    def choose(self, logits: Tensor, generator: torch.Generator | Sequence[torch.Generator] | None = None) -> Tensor:
+        """Token ids (batch,) from logits (batch, vocabulary); drawn by one generator, or by one for each row."""
         if self.temperature == 0:
             return logits.argmax(-1)
         probabilities = self.probabilities(logits)
         if bool(probabilities.isnan().any()):
             raise ValueError("logits: the model's are not finite numbers, so that nothing can be drawn from them")
-        return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+        if generator is None or isinstance(generator, torch.Generator):
+            return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
+        sums = probabilities.double().cumsum(-1)
+        drawn = torch.cat([torch.rand(1, generator=each, dtype=torch.float64) for each in generator]).to(sums.device)
+        whole = sums[:, -1:]
+        below = torch.minimum(drawn[:, None] * whole, whole.nextafter(torch.zeros_like(whole)))  # rounding is up too
+        return torch.searchsorted(sums, below, right=True).squeeze(-1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What tokens are drawn from, (batch, vocabulary); sums to 1."""
@@ -70,12 +76,13 @@ def generate(
     top_p: float | None = None,
     stop_tokens: Sequence[int] = (),
     stop_when: Callable[[list[int]], bool] | None = None,
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
 ) -> list[list[int]]:
     """New tokens for each prompt, up to `max_new_tokens` or to a stop token, which is not returned.
 
-    prompts: rows of token ids, of any length each. Rows are drawn together from one generator, so that a draw
-    depends on the seed and on the batch; greedy answers depend on nothing but the prompt.
+    prompts: rows of token ids, of any length each.
+    seed: rows are drawn together from one generator of this seed, so that a draw depends on the batch too; or a seed
+    for each row, whose draws then depend on it alone. Greedy answers depend on nothing but the prompt.
     stop_when: asked with a row's answer after each of its tokens; the row ends where it is true.
     """
     sampling = Sampling(temperature, top_k, top_p)
@@ -113,7 +120,7 @@ def stream(
     *,
     max_new_tokens: int,
     sampling: Sampling | None = None,
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
 ) -> Iterator[Tensor]:
     """The next token of every row, (batch,), again and again; stop taking them to stop."""
     sampling = sampling or Sampling()
@@ -131,7 +138,13 @@ def stream(
             f"max_new_tokens: {max_new_tokens} after a prompt of {input_ids.shape[1]} tokens is not allowed; "
             f"both together take up to max_length = {model.config.max_length}"
         )
-    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    generator: torch.Generator | list[torch.Generator] | None = None
+    if isinstance(seed, int):
+        generator = torch.Generator(device).manual_seed(seed)
+    elif seed is not None:
+        if len(seed) != input_ids.shape[0]:
+            raise ValueError(f"seed: {len(seed)} of them for {input_ids.shape[0]} rows; it takes one for each")
+        generator = [torch.Generator().manual_seed(each) for each in seed]
     was_training = model.training
     model.eval()
     try:

@@ -15,7 +15,7 @@ from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.residual import Residual, TopologyError
 from siamesenorm.residual.errors import NotExact
-from siamesenorm.residual.grafts import compute_pre_norm, embedding_factor, eps_for
+from siamesenorm.residual.grafts import compute_pre_norm, embedding_factor, eps_for, graft_text
 
 
 def graft(model: LanguageModel, topology: str) -> LanguageModel:
@@ -26,21 +26,25 @@ def graft(model: LanguageModel, topology: str) -> LanguageModel:
     return graft_exactly(model, topology)[0]
 
 
+def graft_config(config: LMConfig, topology: str) -> LMConfig:
+    """The configuration that `graft` gives a model of this one."""
+    if config.topology != "pre":
+        raise TopologyError(f"graft: the source's topology {config.topology!r} is not allowed; it takes a model of pre")
+    topology = graft_text(topology)
+    wanted = Residual(topology, config.dim, config.blocks, needs="waived", device="meta")  # or says why not
+    if wanted.options.prores:
+        raise TopologyError("graft: prores is not allowed; training would begin with branches of size 0")
+    changed = {"topology": topology, "embedding_scale": config.embedding_scale * embedding_factor(wanted)}
+    if config.qk_norm == "none":  # norms inside sublayers have the same eps, and stay as they are
+        changed["norm_eps"] = eps_for(wanted, config.norm_eps)
+    return LMConfig.model_validate({**config.model_dump(), **changed})
+
+
 @torch.no_grad()
 def graft_exactly(model: LanguageModel, topology: str) -> tuple[LanguageModel, dict[str, str]]:
     """`graft`, and the parameters that go on as one of the source's: their names, each with the name there."""
-    if model.config.topology != "pre":
-        raise TopologyError(
-            f"graft: the source's topology {model.config.topology!r} is not allowed; it takes a model of pre"
-        )
-    wanted = Residual(topology, model.config.dim, model.config.blocks, needs="waived", device="meta")  # or says why not
-    if wanted.options.prores:
-        raise TopologyError("graft: prores is not allowed; training would begin with branches of size 0")
-    factor = embedding_factor(wanted)
-    changed = {"topology": topology, "embedding_scale": model.config.embedding_scale * factor}
-    if model.config.qk_norm == "none":  # norms inside sublayers have the same eps, and stay as they are
-        changed["norm_eps"] = eps_for(wanted, model.config.norm_eps)
-    grafted = LanguageModel(LMConfig.model_validate({**model.config.model_dump(), **changed}), seed=0)
+    grafted = LanguageModel(graft_config(model.config, topology), seed=0)
+    factor = embedding_factor(grafted.residual)
     for place in grafted.residual.places:
         ours, theirs = (m.residual.needs(place) for m in (grafted, model))
         if ours != theirs:
@@ -81,7 +85,9 @@ def compare_predictions(before: LanguageModel, after: LanguageModel, ids: Tensor
     largest, total, same, losses, count = 0.0, 0.0, 0, [0.0, 0.0], 0
     for row in ids.split(1):
         logs = [m(row).logits[0].double().log_softmax(-1) for m in (before, after)]
-        kl = (logs[0].exp() * (logs[0] - logs[1])).sum(-1).clamp(min=0)
+        kl = (
+            (logs[0].exp() * (logs[0] - logs[1])).sum(-1).clamp(min=0).nan_to_num(nan=math.inf)
+        )  # no number is no match
         largest, total = max(largest, kl.max().item()), total + kl.sum().item()
         same += int((logs[0].argmax(-1) == logs[1].argmax(-1)).sum())
         for number, log in enumerate(logs):

@@ -136,14 +136,14 @@ class LanguageModel(Stack[LMConfig]):
         logits_to_keep: logits for so many last tokens, or the tokens at these indices; 0 for none at all.
         Default: all, or none where labels are given.
         """
-        context, places = self._context(input_ids, positions, document_ids, attention_mask, cache)
+        context, places = self.context_and_places(input_ids, positions, document_ids, attention_mask, cache)
         x = self.embed(input_ids, places)
         hidden, experts = self.through(x, context)
         if cache is not None:
             cache.advance(input_ids.shape[1])
         output = LMOutput(hidden, cache=cache, experts=tuple(experts))
         if labels is not None:
-            self._add_loss(output, labels)
+            self.add_loss(output, labels)
         if labels is None or logits_to_keep is not None:
             output.logits = self.logits(hidden, logits_to_keep)
         return output
@@ -157,7 +157,7 @@ class LanguageModel(Stack[LMConfig]):
         cache: KeyValueCache | None = None,
     ) -> AttentionContext:
         """What all attentions of one pass share: rotary angles, who sees whom, the cache."""
-        return self._context(input_ids, positions, document_ids, attention_mask, cache)[0]
+        return self.context_and_places(input_ids, positions, document_ids, attention_mask, cache)[0]
 
     def embed(self, input_ids: Tensor, positions: Tensor | slice) -> Tensor:
         """What the stack begins with, of tokens at these positions."""
@@ -170,13 +170,13 @@ class LanguageModel(Stack[LMConfig]):
             x = x + self.positions(positions)
         return F.dropout(x, self.config.dropout, self.training) if self.config.dropout else x
 
-    def _context(
+    def context_and_places(
         self,
         input_ids: Tensor,
-        positions: Tensor | None,
-        document_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        cache: KeyValueCache | None,
+        positions: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> tuple[AttentionContext, Tensor | slice]:
         """`context`, and the positions of the tokens."""
         (rows, tokens), device, past = input_ids.shape, input_ids.device, cache.length if cache is not None else 0
@@ -233,7 +233,8 @@ class LanguageModel(Stack[LMConfig]):
         hidden = self.for_head(hidden)
         return linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
-    def _add_loss(self, output: LMOutput, labels: Tensor) -> None:
+    def add_loss(self, output: LMOutput, labels: Tensor) -> None:
+        """The loss of a pass that has come to its end."""
         hidden = self.for_head(output.hidden)
         z_weight = self.config.z_weight if self.training else 0.0  # held-out losses are plain, as perplexity needs them
         if self.head is not None and (type(self.head) is not Linear or has_hooks(self.head)):

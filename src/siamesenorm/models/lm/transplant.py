@@ -26,6 +26,7 @@ from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.residual import TopologyError
 from siamesenorm.residual.blend import SEPARATOR, Blend
 from siamesenorm.residual.errors import NotExact
+from siamesenorm.residual.grafts import graft_text
 from siamesenorm.residual.ramp import ramps_of
 
 REGRESSED = 512
@@ -65,6 +66,7 @@ def transplant(
     """
     if isinstance(model.residual, Blend):
         return _settled(model, topology)
+    topology = graft_text(topology)
     if qk_norm in (None, model.config.qk_norm):
         try:
             grafted, carried = graft_exactly(model, topology)
@@ -135,7 +137,7 @@ def _settled(model: LanguageModel, topology: str) -> Transplant:
     residual = model.residual
     assert isinstance(residual, Blend)
     to = residual.options.to.replace(SEPARATOR, ",")
-    if topology != to:
+    if to not in (topology, graft_text(topology)):
         raise TopologyError(f"--to: {topology!r} is not allowed; the source has blended into {to!r}")
     b = min(float(ramp.value) for ramp in ramps_of(model))
     if b < 1:

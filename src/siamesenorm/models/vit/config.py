@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.models.stack_config import StackConfig
@@ -12,12 +12,13 @@ from siamesenorm.residual import NormSpec
 from siamesenorm.residual.norms import NormKind
 
 Side = Annotated[int, Field(ge=1)]
+Sides = Annotated[tuple[Side, Side], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 
 
 class ViTConfig(StackConfig):
     """Everything that decides a vision Transformer's function and its first weights; defaults are those of DeiT."""
 
-    image_size: Side | tuple[Side, Side] = Field(description="Pixels of an image's side, or height and width.")
+    image_size: Side | Sides = Field(description="Pixels of an image's side, or height and width.")
     patch_size: int = Field(ge=1, description="Pixels of a patch's side; a divisor of the image's.")
     channels: int = Field(default=3, ge=1, description="Channels of an image: 3 for colour, 1 for grey.")
     classes: int = Field(ge=0, description="Classes to tell apart; 0: no head, the model gives features.")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from siamesenorm.residual.kernels import native
+from siamesenorm.residual.kernels.eager import planned
 
 GPU_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 WIDEST_ROW = 8192
@@ -25,14 +26,15 @@ OLDEST_GPU = (8, 0)
 
 def takes(x: Tensor, *others: Tensor | None) -> bool:
     """Whether the kernels of x's device can take these tensors: right dtypes, all in one place, not empty."""
-    return _triton_takes(x, *others) if x.is_cuda else native.takes(x, *others)
+    return _triton_takes(x, *others) if x.is_cuda or planned() == "cuda" else native.takes(x, *others)
 
 
 def _triton_takes(x: Tensor, *others: Tensor | None) -> bool:
     for t in (x, *others):
         if t is not None and not (t.device == x.device and t.dtype in GPU_DTYPES and t.numel()):
             return False
-    return native.allowed() and x.shape[-1] <= WIDEST_ROW and _has_triton(x.device)
+    runs = native.allowed() and x.shape[-1] <= WIDEST_ROW
+    return runs and (planned() == "cuda" or _has_triton(x.device))
 
 
 @functools.cache

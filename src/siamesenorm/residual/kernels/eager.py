@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,28 @@ from torch.autograd import forward_ad
 from torch.jit._trace import is_tracing
 
 PLAIN_TYPES = frozenset({Tensor, nn.Parameter, type(None)})
+_types = PLAIN_TYPES
+_device: str | None = None
+
+
+@contextlib.contextmanager
+def planned_for(device: str, *types: type[Tensor]) -> Iterator[None]:
+    """Inside, tensors of these types, which have shapes and no values, take the operators that ``device`` runs.
+
+    Memory and work of a step are counted in this way, of a GPU too where there is none: ``cpu`` or ``cuda``.
+    """
+    global _types, _device
+    before = _types, _device
+    _types, _device = PLAIN_TYPES | set(types), device
+    try:
+        yield
+    finally:
+        _types, _device = before
+
+
+def planned() -> str | None:
+    """The device that a step is being planned for; None where steps are real."""
+    return _device
 
 
 def runs_eager(*tensors: Tensor | None) -> bool:
@@ -18,7 +41,7 @@ def runs_eager(*tensors: Tensor | None) -> bool:
 
     Compilers fuse and recompute better on the plain form; DTensors need ordinary operators.
     """
-    return not torch.compiler.is_compiling() and not transformed() and PLAIN_TYPES.issuperset(map(type, tensors))
+    return not torch.compiler.is_compiling() and not transformed() and _types.issuperset(map(type, tensors))
 
 
 def transformed() -> bool:

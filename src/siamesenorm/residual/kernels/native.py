@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from siamesenorm.residual.kernels.eager import planned
+
 VERSION = 5
 """Of the structures; what was built from other sources is left alone. It stands in rows.h too."""
 _enabled = True
@@ -79,7 +81,7 @@ def takes(*tensors: Tensor | None) -> bool:
     for t in tensors:  # a loop: this is asked hundreds of times for every token that is decoded
         if t is not None and not (t.is_cpu and t.dtype is torch.float32 and t.numel()):
             return False
-    return enabled()
+    return enabled() and planned() != "cuda"
 
 
 def whole(tensor: Tensor | None) -> Tensor | None:

@@ -38,15 +38,12 @@ class NoisyTestImages(TestImages):
 
     def batches(self, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """All of a rank's images, so many at a time."""
-        given = 0
-        for batch in super().batches(size, rank=rank, world_size=world_size):
-            count = len(batch["label"])
-            places = rank + world_size * (given + np.arange(count, dtype=np.int64))
+        for turn, batch in enumerate(super().batches(size, rank=rank, world_size=world_size)):
+            places = size * (turn * world_size + rank) + np.arange(len(batch["label"]), dtype=np.int64)
             drawn = draw(HELD_OUT_SEED, places, tuple(batch["image"].shape[1:]))
             # Every stretch of times has its share of images, so that few images measure all of them.
             golden = (places * 0.6180339887498949) % 1
             yield {**batch, **drawn, "time": torch.from_numpy(golden)}
-            given += count
 
 
 def check_shape(images: ImageSet, source: str, model: DiTConfig) -> None:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.errors import import_extra
-from siamesenorm.data.images.folder import folder_name
 from siamesenorm.data.images.pictures import as_channels
 
 Images = NDArray[np.uint8]
@@ -69,17 +68,3 @@ def save_png(picture: Images, path: Path) -> None:
     """Write a picture, whole or not at all."""
     with whole_file(path) as file:
         file.write(png(picture))
-
-
-def save_each(images: Images, labels: NDArray[np.int64], names: Sequence[str], target: Path) -> None:
-    """Every image: into an .npz with arr_0 (images) and arr_1 (labels), or as target/CLASS/NUMBER.png."""
-    if target.suffix.lower() == ".npz":
-        content = io.BytesIO()
-        np.savez(content, arr_0=images, arr_1=labels)
-        with whole_file(target) as file:
-            file.write(content.getvalue())
-        return
-    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
-        folder = target / folder_name(names[int(label)])
-        folder.mkdir(parents=True, exist_ok=True)
-        save_png(image, folder / f"{number:06}.png")

@@ -23,6 +23,7 @@ from torch import Tensor
 from siamesenorm.data.errors import DataError
 from siamesenorm.tasks.diffusion.losses import FLOW_TIMESTEPS, Denoise
 from siamesenorm.tasks.diffusion.process import Process
+from siamesenorm.tasks.sharing import mixed_seed
 
 SamplerName = Literal["ddpm", "ddim", "dpm", "euler"]
 STEPS: dict[str, int] = {"ddpm": 250, "ddim": 50, "dpm": 20, "euler": 50}
@@ -198,8 +199,3 @@ def import_schedulers() -> Any:
 def frame_steps(steps: int, frames: int) -> Sequence[int]:
     """The steps after which a state is kept, the noise itself being the first frame and the last step the last."""
     return [round(steps * k / (frames - 1)) for k in range(1, frames)] if frames > 1 else []
-
-
-def mixed_seed(seed: int, number: int) -> int:
-    """A generator's seed for one sample."""
-    return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + 1) % 2**63

@@ -27,8 +27,10 @@ from siamesenorm.tasks.diffusion.data import (
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.diffusion.sampling import Sampler, sample
 from siamesenorm.tasks.fidelity import ClassifierFidelity
+from siamesenorm.tasks.fidelity.pictures import Images
 from siamesenorm.tasks.images import ImageTask, fitting
 from siamesenorm.tasks.metrics import Metric, Metrics
+from siamesenorm.tasks.sharing import Gather, Sharing, is_divided
 
 QUARTERS = 4
 BLIND_IMAGES = 256
@@ -107,6 +109,14 @@ class DiffusionTask(ImageTask):
         check_shape(images, source, config.model)
         return images
 
+    @classmethod
+    def sample_loss(cls, config: Any, model: nn.Module, rows: int) -> Tensor:
+        """Of images and noise of the model's size."""
+        c: DiTConfig = config.model
+        image = torch.zeros(rows, c.channels, c.input_size, c.input_size)
+        label, time = torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
+        return process_of(config).losses(model, image, label, torch.zeros_like(image), time).total.mean()
+
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Mean squared error of the prediction, and the bound's term where variances are learnt."""
         losses = self.process.losses(model, batch["image"], batch["label"], batch["noise"], batch["time"])
@@ -118,12 +128,20 @@ class DiffusionTask(ImageTask):
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, *, rank: int, world_size: int, average: Average, final: bool
+        self,
+        model: nn.Module,
+        *,
+        rank: int,
+        world_size: int,
+        average: Average,
+        final: bool,
+        gather: Gather | None = None,
     ) -> dict[str, float]:
         """Held-out losses, whole and by quarters of time, on fixed noise; the distance of samples where asked for."""
         metrics = self._held_out_losses(model, rank, world_size, average)
         if self.evaluation.samples:
-            metrics |= self._fidelity(model)
+            sharing = Sharing() if gather is None else Sharing(rank, world_size, gather, is_divided(model))
+            metrics |= self._fidelity(model, sharing)
         return metrics
 
     def _held_out_losses(self, model: nn.Module, rank: int, world_size: int, average: Average) -> dict[str, float]:
@@ -177,15 +195,16 @@ class DiffusionTask(ImageTask):
         """The classifier whose features samples and training images are compared in."""
         return ClassifierFidelity(self.images)
 
-    def _fidelity(self, model: nn.Module) -> dict[str, float]:
-        """Every process makes the same samples: a sharded model needs all of them for a pass anyway."""
+    def _fidelity(self, model: nn.Module, sharing: Sharing) -> dict[str, float]:
+        """Processes share the samples, batch by batch; all of them measure all."""
         evaluation, classes = self.evaluation, len(self.images.class_names)
         labels = np.arange(evaluation.samples) % classes
-        made = [
-            to_bytes(self.samples(model, torch.from_numpy(labels[first : first + evaluation.at_once]), first))
-            for first in range(0, len(labels), evaluation.at_once)
-        ]
-        found = self.fidelity(np.concatenate(made), labels)
+
+        def made(first: int) -> Images:
+            return to_bytes(self.samples(model, torch.from_numpy(labels[first : first + evaluation.at_once]), first))
+
+        samples = list(sharing.each(range(0, len(labels), evaluation.at_once), made))
+        found = self.fidelity(np.concatenate(samples), labels)
         return {"frechet": found["frechet"], "sample_accuracy": found["accuracy"]}
 
     def samples(self, model: nn.Module, labels: Tensor, first: int = 0) -> Tensor:

@@ -46,8 +46,16 @@ class FeatureNetwork:
     ) -> None:
         self.name, self.channels, self.size, self.device = name, channels, size, device
         self.class_names = tuple(class_names)
+        self.precision: torch.dtype | None = None
         self.fingerprint = weights_hash(module)
         self.module = module.to(device).eval().requires_grad_(False)
+
+    def to(self, device: torch.device, precision: torch.dtype | None = None) -> FeatureNetwork:
+        """The same network, from now on on another device, and by autocast in another precision if one is given."""
+        self.module, self.device, self.precision = self.module.to(device), device, precision
+        if precision is not None:  # statistics of one precision are not taken for those of another
+            self.fingerprint += f"-{str(precision).removeprefix('torch.')}"
+        return self
 
     def __call__(self, images: NDArray[np.uint8]) -> Features:
         """Features of uint8 images (images, height, width, channels), on the CPU."""
@@ -58,7 +66,8 @@ class FeatureNetwork:
             )
         pixels = np.array(as_channels(images.reshape(len(images), -1, images.shape[3]), self.channels))
         pixels = pixels.reshape(*images.shape[:3], self.channels)
-        with torch.inference_mode():
+        kind, lower = torch.device(self.device).type, self.precision is not None
+        with torch.inference_mode(), torch.autocast(kind, dtype=self.precision, enabled=lower):
             found = self.module(torch.from_numpy(pixels).permute(0, 3, 1, 2).to(self.device))
-        spatial = None if found.spatial is None else found.spatial.cpu()
-        return Features(found.pool.cpu(), spatial, found.logits.cpu())
+        spatial = None if found.spatial is None else found.spatial.float().cpu()
+        return Features(found.pool.float().cpu(), spatial, found.logits.float().cpu())

@@ -17,6 +17,7 @@ from siamesenorm.tasks.fidelity.pictures import Pictures
 from siamesenorm.tasks.fidelity.references import Reference, read_reference, write_reference
 from siamesenorm.tasks.fidelity.scores import inception_score, precision_recall
 from siamesenorm.tasks.fidelity.statistics import Moments, frechet_distance
+from siamesenorm.tasks.sharing import Sharing
 
 BATCH = 64
 MANIFOLD = 50_000
@@ -25,6 +26,7 @@ FEW = 10_000
 """Below this many images the Fréchet distance is biased upwards enough to mislead."""
 
 Progress = Callable[[int], None]
+ALONE = Sharing()
 
 
 class Fidelity(NamedTuple):
@@ -53,20 +55,23 @@ def describe(
     batch: int = BATCH,
     keep: int = MANIFOLD,
     progress: Progress = lambda done: None,
+    sharing: Sharing = ALONE,
 ) -> Described:
-    """Statistics, features and logits of all pictures; progress hears of every batch's size."""
+    """Statistics, features and logits of all pictures; progress hears of every batch's size.
+
+    sharing: processes that share the batches.
+    """
     pool, spatial = Moments(), Moments()
     kept: list[Tensor] = []
     logits: list[Tensor] = []
-    for images in pictures.batches(batch):
-        found = network(images)
+    for found in sharing.each(pictures.batches(batch), network):
         if pool.count < keep:
             kept.append(found.pool[: keep - pool.count])
         pool.update(found.pool)
         if found.spatial is not None:
             spatial.update(found.spatial)
         logits.append(found.logits)
-        progress(len(images))
+        progress(len(found.pool))
     reference = Reference(
         pool=pool.gaussian(),
         spatial=spatial.gaussian() if spatial.count else None,
@@ -90,13 +95,20 @@ def cached_reference(
     *,
     batch: int = BATCH,
     progress: Progress = lambda done: None,
+    sharing: Sharing = ALONE,
 ) -> Reference:
     """Statistics of pictures in a network's features: read where they are kept, else made and kept."""
     source = pictures.fingerprint()
-    path = cache / f"statistics-{network.fingerprint[:16]}-{source[:16]}.safetensors"
+    weights, _, precision = network.fingerprint.partition("-")
+    path = cache / f"statistics-{weights[:16]}{precision}-{source[:16]}.safetensors"
+    kept: Reference | None = None
     with contextlib.suppress(DataError):  # not there, or damaged: they are made again
-        return read_reference(path)
-    made = replace(describe(pictures, network, batch=batch, progress=progress).reference, source=source)
+        kept = read_reference(path)
+    if all(sharing.gather(kept is not None)) and kept is not None:  # machines may have caches of their own
+        return kept
+    made = replace(
+        describe(pictures, network, batch=batch, progress=progress, sharing=sharing).reference, source=source
+    )
     with contextlib.suppress(OSError):  # what cannot be kept is made again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_reference(path, made)
@@ -108,7 +120,8 @@ def compare(generated: Described, reference: Reference) -> Fidelity:
     ours = generated.reference
     if reference.network not in (None, ours.network):
         raise DataError(
-            "statistics: the reference was made with another feature network; both sides take the same weights"
+            "statistics: the reference was made with another feature network; "
+            "both sides take the same weights, in the same precision"
         )
     spatial = None
     if ours.spatial is not None and reference.spatial is not None:

@@ -1,0 +1,234 @@
+"""What `siamesenorm plan` predicts beside what runs of two and four processes take: memory at its fullest, bytes sent.
+
+    python benchmarks/plan.py                       # writes benchmarks/results/plan.json
+    python benchmarks/plan.py --quick
+
+Memory is the growth of a process's resident set from before the model is made to the fullest moment of its third
+step, less what the same program takes for a tiny model. Bytes are what the system counts on the process's sockets
+during that step (Linux only). Processes are those of ``torchrun``: the real engine over gloo, in fp32 on CPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from race import Results, arguments
+
+TOPOLOGIES = ("pre", "siamese", "siamese:form=hybrid_pre", "hyper", "mhc", "attnres", "gr")
+SHAPE = (
+    "model.dim=192",
+    "model.blocks=4",
+    "model.heads=4",
+    "model.ffn_dim=512",
+    "model.vocab_size=4096",
+    "model.max_length=128",
+    "data.sequence_length=128",
+    "evaluation.every=null",
+    "train.steps=3",
+    "schedule.warmup=0",
+    "train.compile=false",
+)
+ROWS = 4
+"""Sequences of 128 tokens that a process computes at a time."""
+PATIENCE = 3000
+"""Seconds after which a world of processes counts as hung."""
+
+
+def cases(quick: bool) -> list[dict[str, Any]]:
+    """Topology, processes, layout, checkpointing and parts of a batch."""
+    if quick:
+        return [{"topology": "pre", "processes": 2, "mode": "fsdp", "checkpointing": "none", "parts": 1}]
+    found = [
+        {"topology": topology, "processes": 2, "mode": mode, "checkpointing": kind, "parts": 1}
+        for topology in TOPOLOGIES
+        for mode, kind in (("ddp", "none"), ("fsdp", "none"), ("tp", "none"), ("fsdp", "full"))
+    ]
+    extra = {"topology": "siamese", "checkpointing": "none"}
+    found += [{**extra, "processes": 2, "mode": mode, "parts": 2} for mode in ("ddp", "fsdp")]
+    found.append({**extra, "processes": 2, "mode": "ddp", "checkpointing": "sublayer", "parts": 1})
+    found += [
+        {**extra, "processes": 4, "mode": mode, "group": group, "parts": 1}
+        for mode, group in (("fsdp", None), ("hsdp", 2), ("tp", 2))
+    ]
+    return found
+
+
+def config_of(case: dict[str, Any]) -> Any:
+    """The run of a case."""
+    from siamesenorm.train.recipes import resolve
+
+    data = case["processes"] // (case.get("group") or case["processes"]) if case["mode"] == "tp" else case["processes"]
+    group = [f"parallel.group={case['group']}"] if case.get("group") else []
+    return resolve(
+        "lm-tiny",
+        [
+            *SHAPE,
+            f"model.topology={case['topology']}",
+            f"parallel.mode={case['mode']}",
+            "parallel.device=cpu",
+            *group,
+            f"train.activation_checkpointing={case['checkpointing']}",
+            f"train.micro_batch_size={ROWS}",
+            f"train.batch_size={ROWS * case['parts'] * data}",
+        ],
+    )
+
+
+def predicted(case: dict[str, Any]) -> dict[str, float]:
+    """What the plan says of one process."""
+    from siamesenorm.train.distributed import World
+    from siamesenorm.train.planning.layouts import layout_of, of_process
+    from siamesenorm.train.planning.needs import need_of, parts_of
+    from siamesenorm.train.planning.timing import sent_by
+
+    config = config_of(case)
+    world = World(0, case["processes"], 0, case["processes"], mode=case["mode"], group=case.get("group"))
+    layout = layout_of(config, world)
+    need = need_of(config, layout, "cpu")
+    sent = sent_by(config, layout, parts_of(of_process(config, layout)))
+    return {"peak": need.peak, "activations": need.activations, "sent": sent.all}
+
+
+def measured(chosen: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """What the processes of the runs took, one world of processes after the other; the mean over its processes."""
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    size = chosen[0]["processes"]
+    # Freed blocks go back at once: the peak then follows live tensors, not malloc's habits.
+    fixed = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    fixed |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    children = []
+    for rank in range(size):
+        own = {**os.environ, **fixed, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+        command = [sys.executable, __file__, "--here", json.dumps(chosen)]
+        children.append(subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True))
+    try:
+        answers = [json.loads(child.communicate(timeout=PATIENCE)[0].splitlines()[-1]) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    return [{name: sum(one[name] for one in every) / size for name in every[0]} for every in zip(*answers, strict=True)]
+
+
+def measure_here(chosen: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """The same in one process."""
+    from siamesenorm.train.distributed import World
+
+    torch.set_num_threads(1)
+    world = World.start(config_of(chosen[0]).parallel)
+    try:
+        found = []
+        for case in chosen:
+            found.append(measure_one(case, world))
+            if world.is_main:
+                print(name_of(case), found[-1], file=sys.stderr, flush=True)
+        return found
+    finally:
+        world.close()
+
+
+def measure_one(case: dict[str, Any], started: Any) -> dict[str, float]:
+    """One run's memory and bytes, of this process."""
+    from siamesenorm.tasks import find_task
+    from siamesenorm.train.distributed import World
+    from siamesenorm.train.engine import Engine
+
+    size = started.size
+    world = World(started.rank, size, started.rank, size, mode=case["mode"], group=case.get("group"))
+    config = config_of(case)
+    small = config.model_copy(
+        update={"model": config.model.model_copy(update={"dim": 32, "ffn_dim": 32, "blocks": 2, "vocab_size": 258})}
+    )
+    steps_of(Engine(small, find_task(small.task)(small), world), 2)  # code and threads are there now
+    task = find_task(config.task)(config)
+    gc.collect()
+    before = resident("VmRSS")
+    engine = Engine(config, task, world)
+    steps_of(engine, 2, close=False)
+    world.barrier()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    sent = bytes_sent()
+    steps_of(engine, 1, first=3)
+    return {"peak": 1024.0 * (resident("VmHWM") - before), "sent": float(bytes_sent() - sent)}
+
+
+def steps_of(engine: Any, count: int, first: int = 1, close: bool = True) -> None:
+    """So many training steps."""
+    for step in range(first, first + count):
+        engine.compute(step).numbers  # noqa: B018  # waits for it
+        engine.apply(step)
+    if close:
+        engine.close()
+
+
+def resident(field: str) -> int:
+    """KiB of this process."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1])
+
+
+BYTES_ACKED = 120
+"""Where struct tcp_info of <linux/tcp.h> has the bytes that the other side has acknowledged."""
+
+
+def bytes_sent() -> int:
+    """By all TCP connections of this process so far."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+        except OSError:  # the folder that is being listed
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+                total += struct.unpack_from("Q", info, BYTES_ACKED)[0]
+    return total
+
+
+def name_of(case: dict[str, Any]) -> str:
+    """A case in words."""
+    group = f" {case['group']}" if case.get("group") else ""
+    parts = f", {case['parts']} parts" if case["parts"] > 1 else ""
+    return f"{case['topology']}, {case['processes']} × {case['mode']}{group}, {case['checkpointing']}{parts}"
+
+
+def main() -> int:
+    parser = arguments(__doc__, "plan", rounds=1)
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.here:
+        print(json.dumps(measure_here(json.loads(args.here))))
+        return 0
+    results = Results(parser, args)
+    known = results.data["facts"]
+    missing = [case for case in cases(args.quick) if args.only in name_of(case) and name_of(case) not in known]
+    for size in sorted({case["processes"] for case in missing}):
+        chosen = [case for case in missing if case["processes"] == size]
+        for case, took in zip(chosen, measured(chosen), strict=True):
+            known[name_of(case)] = {**case, "measured": took}
+            results.write()
+    for name, case in known.items():  # what is predicted may change, what was measured stays
+        case["predicted"] = predicted(case)
+        shares = {key: case["predicted"][key] / case["measured"][key] for key in ("peak", "sent")}
+        print(name, {key: round(share, 3) for key, share in shares.items()}, flush=True)
+    return results.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""``siamesenorm plan``: which layouts of a run fit into so many GPUs, and what a step would take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from siamesenorm.commands.train import complete_recipe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from siamesenorm.train.planning.plan import Choice, Plan
+
+GIB = 2**30
+
+
+def complete_gpu(incomplete: str) -> list[str]:
+    """Names of GPUs, for the shell."""
+    from siamesenorm.train.planning.hardware import GPUS
+
+    return [name for name in GPUS if name.startswith(incomplete)]
+
+
+def plan(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A name that `siamesenorm recipes` lists, a YAML file, or the folder of a run.",
+            autocompletion=complete_recipe,
+            show_default=False,
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE…]", help="Fields to change, as for train.", show_default=False),
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="How many, 1 to 4096.")] = 8,
+    gpu: Annotated[str, typer.Option(help="Which; a wrong name lists all.", autocompletion=complete_gpu)] = "h100",
+    topology: Annotated[
+        str | None, typer.Option(help="Plan with this topology instead of the recipe's.", show_default=False)
+    ] = None,
+    machine: Annotated[int, typer.Option(min=1, max=4096, help="GPUs in one machine, joined by fast links.")] = 8,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SHARE", help="Change an assumption, such as matmul=0.5; may be repeated.", show_default=False
+        ),
+    ] = None,
+    show: Annotated[int, typer.Option(min=1, max=1000, help="Layouts to show.")] = 12,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say which layouts of a run fit into so many GPUs, how long a step would take there, and what to type.
+
+    Counted on the real model without values; no data are opened and nothing runs. Times are estimates from data sheets:
+    none was confirmed on a GPU. Exit codes: 0 a layout fits, 1 none does, 2 bad input.
+    """
+    from rich.console import Console
+
+    from siamesenorm.train.planning.hardware import assumptions, find_gpu
+    from siamesenorm.train.planning.plan import best_of_kinds, command, make_plan
+    from siamesenorm.train.recipes import resolve
+
+    changes = [*(overrides or []), *([] if topology is None else [f"topology={topology}"])]
+    found = make_plan(resolve(recipe, changes), gpus, find_gpu(gpu, machine), assumptions(assume or []))
+    shown = list(best_of_kinds(found.choices, show))
+    to_type = command(found, found.choices[0], recipe, changes) if found.choices else None
+    if as_json:
+        typer.echo(json.dumps(as_data(found, shown, to_type), indent=2))
+    else:
+        console = Console()
+        if shown:
+            show_table(console, found, shown)
+        show_words(console, found)
+        typer.echo(found.verdict())
+        if to_type is not None:
+            typer.echo(to_type)
+    if not found.choices:
+        raise typer.Exit(1)
+
+
+def as_data(found: Plan, shown: list[Choice], to_type: str | None) -> dict[str, object]:
+    """A plan as plain data; sizes in bytes, times in seconds."""
+    config, given, nearest = found.config, found.given, found.too_large
+    return {
+        "gpus": found.gpus,
+        "gpu": asdict(found.gpu),
+        "assumptions": asdict(found.assumed),
+        "parameters": found.parameters,
+        "verdict": found.verdict(),
+        "command": to_type,
+        "layouts": [choice.as_json(config) for choice in shown],
+        "as_configured": None if given is None else given.as_json(config),
+        "nearest": None if nearest is None else nearest.as_json(config),
+        "refused": found.refused,
+    }
+
+
+def show_table(console: Console, found: Plan, shown: list[Choice]) -> None:
+    """One row a layout; memory in GiB."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("layout", style="bold cyan", no_wrap=True)
+    for column in ("micro", "parts", "recompute"):
+        table.add_column(column, no_wrap=True, justify="right")
+    for column in ("weights", "grads", "optim", "activ", "peak", "step", "sent", "MFU"):
+        table.add_column(column, no_wrap=True, justify="right")
+    for choice in shown:
+        layout, need = choice.layout, choice.need
+        sizes = (need.weights, need.gradients, need.optimizer, need.activations, need.peak)
+        table.add_row(
+            layout.name,
+            str(layout.micro_batch),
+            str(layout.parts(found.config.train.batch_size)),
+            layout.checkpointing,
+            *(f"{size / GIB:.1f}" for size in sizes),
+            f"{choice.time.seconds:.3g} s",
+            f"{choice.sent.all / GIB:.1f}",
+            f"{choice.utilisation:.0%}",
+        )
+    console.print(table)
+
+
+def show_words(console: Console, found: Plan) -> None:
+    """What the figures mean and stand on."""
+    from rich.text import Text
+
+    from siamesenorm.train.planning.plan import describe, gib
+
+    gpu = found.gpu
+    lines = [
+        "memory and bytes sent: GiB of one GPU; peak: the fullest moment of a step; parts: of a GPU's share of a batch",
+        f"{gpu.name}: {gpu.flops / 1e12:,.0f} TFLOP/s, {gpu.memory / 1e9:.0f} GB at {gpu.bandwidth / 1e9:,.0f} GB/s, "
+        f"{gpu.link / 1e9:.0f} GB/s between the {gpu.machine} of a machine, {gpu.network / 1e9:.3g} GB/s beyond "
+        f"({gpu.source})",
+        found.assumed.sentence(),
+        *(f"not possible: {kind}: {why}" for kind, why in found.refused.items()),
+    ]
+    given = found.given
+    if given is not None and not given.fits:
+        lines.append(f"as configured it does not fit: {describe(given.layout)} needs {gib(given.need.peak)} a GPU")
+    console.print(Text("\n" + "\n".join(lines), style="dim"))

@@ -1,0 +1,1 @@
+"""Studies: tuned, paired and planned before they are run; see `siamesenorm study`."""

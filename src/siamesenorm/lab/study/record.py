@@ -1,0 +1,233 @@
+"""What is kept of a run of a study: a line of JSON, enough to compute every figure again without the run itself.
+
+records = read_ledger(folder)          # by key
+write_ledger(folder, records)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.reading import MissingError, first_of, parse_json, read_text
+from siamesenorm.lab.inspection.spikes import find_spikes
+from siamesenorm.lab.records import Run, read_run, thinned
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.folder import WEIGHTS, read_metrics
+
+if TYPE_CHECKING:
+    from siamesenorm.lab.study.cells import StudyCell
+
+LEDGER = "records.jsonl"
+POINTS = 20
+"""Of a training curve."""
+TAIL = 99.9
+"""Percentile of gradient norms."""
+FIRST = 100
+"""Steps in which no spikes are counted: half a window."""
+DIGITS = 6
+LOOKED_AT = 1024
+"""Tokens in which the largest activation is looked for."""
+WORST = ("diverged", "stuck")
+
+
+class Record(BaseModel):
+    """One run: where it stands in the plan, how it ended, what it cost."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    key: str = Field(pattern=r"^[0-9a-f]{16}$")
+    cell: str
+    corpus: str
+    size: str
+    optimizer: str
+    arm: str
+    topology: str
+    stage: str
+    number: int
+    seed: int
+    lr: float
+    drawn: dict[str, Any]
+    factor: float | None = None
+    state: str
+    step: int
+    steps: int
+    score: float | None
+    """The metric that decides, if the run reached its end."""
+    higher: bool
+    """Whether more of it is better."""
+    evaluation: dict[str, float | None]
+    chance: float | None
+    first_loss: float | None
+    curve: list[tuple[int, float]]
+    spikes: float | None
+    """Per 10,000 steps, by the rule of 201, of those behind the first hundred, where every loss still falls."""
+    grad_tail: float | None
+    """99.9th percentile of gradient norms."""
+    activation: float | None = None
+    """Largest activation of any stream, after a stress that reached its end."""
+    parameters: int
+    samples: int
+    """Tokens, or images, that it was trained on."""
+    step_seconds: float | None
+    processor_seconds: float | None
+    memory_bytes: float | None
+    plan: str
+    """The first digits of the hash of the plan it was run under."""
+    versions: dict[str, str]
+    machine: str
+    data: dict[str, str]
+    when: str
+
+    @property
+    def done(self) -> bool:
+        """Whether it has a number."""
+        return self.score is not None
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Less is better; runs without a number behind all others, by how far they came."""
+        if self.score is None:
+            return 1, -float(self.step)
+        return 0, -self.score if self.higher else self.score
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Corpus, size and optimiser."""
+        return self.corpus, self.size, self.optimizer
+
+    @property
+    def step_cost(self) -> float | None:
+        """Processor seconds a step, of a run that reached its end."""
+        return self.processor_seconds / self.step if self.processor_seconds and self.step == self.steps else None
+
+
+def record_of(cell: StudyCell, folder: Path, metric: str, plan: str) -> Record:
+    """The record of a finished or diverged run."""
+    run, lines = read_run(folder), read_metrics(folder)
+    losses = [(line["step"], line.get("loss")) for line in lines if "loss" in line]
+    norms = [line["grad_norm"] for line in lines if isinstance(line.get("grad_norm"), (int, float))]
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    score = run.score(metric)
+    score = score if score is not None and math.isfinite(score) else None
+    return Record(
+        key=cell.key,
+        cell=cell.title,
+        corpus=cell.corpus,
+        size=cell.size,
+        optimizer=cell.optimizer,
+        arm=cell.arm,
+        topology=cell.topology,
+        stage=cell.stage,
+        number=cell.number,
+        seed=cell.seed,
+        lr=cell.lr,
+        drawn=cell.drawn,
+        factor=cell.factor,
+        state=run.state if score is not None or run.state in WORST else "diverged",
+        step=run.step,
+        steps=cell.config.steps,
+        score=_short(score),
+        higher=bool(run.higher_is_better(metric)),
+        evaluation={name: _short(value) for name, value in run.evaluation.items()},
+        chance=_short(run.chance_loss),
+        first_loss=_short(losses[0][1]) if losses else None,
+        curve=[(step, float(f"{loss:.5g}")) for step, loss in thinned(run.curve, POINTS) if math.isfinite(loss)],
+        spikes=_short(spikes_of([loss for _, loss in losses])),
+        grad_tail=_short(float(np.percentile(finite, TAIL))) if finite else None,
+        activation=_short(largest_activation(folder)) if cell.stage == "stress" else None,
+        parameters=int(run.parameters.get("of", 0)),
+        samples=run.step * cell.config.train.batch_size * cell.config.sample_tokens,
+        step_seconds=_short(run.step_seconds),
+        processor_seconds=run.facts.get("processor_seconds"),
+        memory_bytes=run.facts.get("memory_bytes"),
+        plan=plan[:12],
+        versions={
+            name: text for name, text in run.facts.get("versions", {}).items() if name in ("siamesenorm", "torch")
+        },
+        machine=str(run.facts.get("machine", {}).get("processor", "")),
+        data={Path(name).name if "/" in name else name: digest[:12] for name, digest in _data(run).items()},
+        when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+    )
+
+
+def spikes_of(losses: Sequence[float | None]) -> float | None:
+    """Spikes per 10,000 steps behind the first ones; None where there are no others."""
+    counted = len(losses) - FIRST
+    if counted < 1:
+        return None
+    return 10_000 * sum(step > FIRST for step in find_spikes(losses).steps) / counted
+
+
+def _data(run: Run) -> dict[str, str]:
+    values = run.config.as_dict()["data"].values()
+    named = {item for value in values for item in (value if isinstance(value, list) else [value])}
+    return {name: digest for name, digest in run.facts.get("data", {}).items() if name in named}
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
+
+
+def largest_activation(folder: Path) -> float | None:
+    """Of any stream at any depth, on what the run is validated on; None where it left no weights."""
+    if not (folder / WEIGHTS).is_file():
+        return None
+    from siamesenorm.lab.looking import inspect
+
+    peaks = inspect(folder, removal=False, tokens=LOOKED_AT).peaks.values()
+    sizes = [peak.largest for depths in peaks for peak in depths if peak is not None and peak.largest is not None]
+    return max(sizes, default=None)
+
+
+# The ledger ------------------------------------------------------------------------------------------------
+
+
+def read_ledger(folder: Path) -> dict[str, Record]:
+    """Records of a results folder by key, in the order they were written; nothing where there is none yet."""
+    try:
+        text = read_text(folder / LEDGER, "records")
+    except MissingError:
+        return {}
+    found: dict[str, Record] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = Record.model_validate(parse_json(line), strict=False)
+        except ValidationError as error:
+            raise ConfigError(f"records: {str(folder / LEDGER)!r}, line {number}: {first_of(error)}") from None
+        except ValueError as error:
+            raise ConfigError(f"records: {str(folder / LEDGER)!r}, line {number}: is no JSON: {error}") from None
+        found.setdefault(record.key, record)
+    return found
+
+
+def write_ledger(folder: Path, records: Mapping[str, Record]) -> None:
+    """All of them, whole or not at all."""
+    lines = (json.dumps(record.model_dump(mode="json"), ensure_ascii=False) for record in records.values())
+    with whole_file(folder / LEDGER) as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def merged(one: Mapping[str, Record], others: Iterable[Mapping[str, Record]]) -> tuple[dict[str, Record], list[str]]:
+    """Records of several machines, each cell once; and a sentence for each that two have with different numbers."""
+    found, told = dict(one), []
+    for other in others:
+        for key, record in other.items():
+            mine = found.setdefault(key, record)
+            if mine is not record and mine.score != record.score:
+                told.append(f"{record.cell}: {_said(mine)} here, {_said(record)} there; the first one counts")
+    return found, told
+
+
+def _said(record: Record) -> str:
+    return record.state if record.score is None else f"{record.score:g}"

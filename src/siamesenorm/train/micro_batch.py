@@ -1,0 +1,77 @@
+"""Micro-batches: how a process's share of a batch is computed in parts, as accumulated gradients of the whole batch.
+
+A batch of B samples goes to W processes in shares that differ by one sample at most. A share is computed
+``train.micro_batch_size`` samples at a time, in as many parts as the largest share takes: sharded models take all
+processes for a pass. Every part counts by its samples, so that the gradient is that of the whole batch, whatever W.
+"""
+
+from __future__ import annotations
+
+from siamesenorm.tasks import Task
+from siamesenorm.tasks.base import Batch
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.distributed import World
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.memory import AMPLE, free_memory, least_memory, memory_need, sharing
+
+FILLED = 0.9
+"""Share of the free memory that ``auto`` fills, as `siamesenorm.train.planning` counts."""
+
+
+class MicroBatches:
+    """How a process computes its share of every batch: ``size`` samples at a time, in ``count`` parts.
+
+    All processes make one, together.
+    """
+
+    def __init__(self, config: RunConfig, task: Task, world: World) -> None:
+        batch, processes = config.train.batch_size, world.data_size
+        if batch < processes:
+            raise ConfigError(
+                f"train.batch_size: {batch} is not allowed; {processes} processes take {processes} or more"
+            )
+        self.share = -(-batch // processes)
+        """Samples of a step that the first process has; others have as many or one less."""
+        self.rows = batch // processes + (world.data_rank < batch % processes)
+        """Samples of a step that this process has."""
+        wish = config.train.micro_batch_size
+        if wish == "auto":
+            self.size = min(world.gather(self._as_fits(config, task, world)))
+        else:
+            self.size = self.share if wish is None else min(wish, self.share)
+        self.count = -(-self.share // self.size)
+        if task.mixes_pairs and (batch % (2 * processes) or self.size % 2):
+            raise ConfigError(
+                f"train.batch_size: {batch} is not allowed; samples are mixed in pairs, and {processes} "
+                f"process{'es' * (processes > 1)} with parts of {self.size} take multiples of {2 * processes} "
+                f"in even parts"
+            )
+
+    def _as_fits(self, config: RunConfig, task: Task, world: World) -> int:
+        """As many samples as are estimated to fit, in equal parts where these are not much smaller."""
+        room, least = free_memory(world.device, sharing(world)), 2 if task.mixes_pairs else 1
+        fits = self.share
+        if room is None or AMPLE * sum(least_memory(config, task, world, fits)) < room.size:
+            return fits
+        while fits > least and sum(memory_need(config, task, world, fits)) > FILLED * room.size:
+            fits = max(least, fits // 2 // least * least)
+        equal = max(size for size in range(1, fits + 1) if self.share % size == 0)
+        return equal if equal % least == 0 and 2 * equal > fits else fits
+
+    def split(self, batch: Batch) -> tuple[list[Batch], list[int]]:
+        """A batch of this process in its parts, and how many samples of each count.
+
+        A process that has a sample less than others, and so a part too few, computes its first sample once more, of
+        which nothing counts: sharded models take all processes for a pass.
+        """
+        if self.count == 1:
+            return [batch], [self.rows]
+        ends = [(first, min(first + self.size, self.rows)) for first in range(0, self.rows, self.size)]
+        parts = [{name: values[first:last] for name, values in batch.items()} for first, last in ends]
+        idle = self.count - len(parts)
+        parts += [{name: values[:1] for name, values in batch.items()}] * idle
+        return parts, [last - first for first, last in ends] + [0] * idle
+
+    def sentence(self) -> str:
+        """Both numbers, in words."""
+        return f"a process computes {self.size} samples at a time, {self.count} times a step"

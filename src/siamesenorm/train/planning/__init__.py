@@ -1,0 +1,1 @@
+"""What a run needs of memory, work and network, found out before it begins and without a device."""

@@ -1,0 +1,177 @@
+"""Layouts: how a run is laid out over GPUs, which of them there are, and why others are not allowed.
+
+A dimension of a layout is a field of `Layout`, a row of `DIMENSIONS` (what it changes in one process's model) and a
+row of `FIELDS` (what it is called in a run's configuration).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.distributed import World
+from siamesenorm.train.errors import ConfigError
+
+CHECKPOINTING = ("none", "sublayer", "full")
+TENSOR_GROUPS = (2, 4, 8)
+"""Sizes that are tried; beyond a machine's fast links a tensor group does not pay."""
+LARGEST_PART = 256
+"""Samples of a part that are tried at most."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to spread a run."""
+
+    gpus: int
+    mode: str
+    """``none``, ``ddp``, ``fsdp``, ``hsdp`` or ``tp``."""
+    micro_batch: int
+    """Samples that a process computes at a time."""
+    checkpointing: str = "none"
+    shards: int = 1
+    """Processes that share one copy of weights, gradients and optimiser."""
+    tensor: int = 1
+    """Processes that share heads and FFN columns of every block."""
+
+    @property
+    def data(self) -> int:
+        """Parts that a batch is divided into, one for each process or tensor group."""
+        return self.gpus // self.tensor
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the sharded model."""
+        return self.data // self.shards
+
+    def parts(self, batch_size: int) -> int:
+        """Parts in which a process computes its share of a batch."""
+        return -(-self.share(batch_size) // self.micro_batch)
+
+    def share(self, batch_size: int) -> int:
+        """Samples of a batch that a process has, at most."""
+        return -(-batch_size // self.data)
+
+    @property
+    def name(self) -> str:
+        """As people say it: ``hsdp 8``, ``tp 2 × fsdp 16``."""
+        if self.mode == "hsdp":
+            return f"hsdp {self.shards}"
+        if self.mode == "tp":
+            return f"tp {self.tensor}" + (f" × fsdp {self.shards}" if self.shards > 1 else "")
+        return {"none": "one GPU"}.get(self.mode, self.mode)
+
+    def overrides(self, config: RunConfig) -> list[str]:
+        """What differs from a run's own configuration, as ``key=value``."""
+        wanted = {name: value(self, config) for name, value in FIELDS.items()}
+        values = config.as_dict()
+        return [f"{name}={value}" for name, value in wanted.items() if value != _value_of(values, name)]
+
+
+def _value_of(values: dict[str, Any], name: str) -> Any:
+    section, _, field = name.partition(".")
+    return values[section][field]
+
+
+FIELDS: dict[str, Callable[[Layout, RunConfig], Any]] = {
+    "parallel.mode": lambda layout, config: config.parallel.mode if layout.mode == "none" else layout.mode,
+    "parallel.group": lambda layout, config: {"hsdp": layout.shards, "tp": layout.tensor}.get(
+        layout.mode, config.parallel.group
+    ),
+    "train.micro_batch_size": lambda layout, config: (
+        None
+        if config.train.micro_batch_size is None and layout.parts(config.train.batch_size) == 1
+        else layout.micro_batch
+    ),
+    "train.activation_checkpointing": lambda layout, config: layout.checkpointing,
+}
+"""Fields of a configuration that a layout decides."""
+
+
+def narrowed(config: RunConfig, size: int) -> RunConfig:
+    """The model that one process of a tensor group has: so many times fewer heads and FFN columns."""
+    model: Any = config.model
+    kv_heads = getattr(model, "kv_heads", None)
+    changes: dict[str, Any] = {"heads": model.heads // size, "ffn_dim": model.ffn_dim // size}
+    if kv_heads is not None:
+        changes["kv_heads"] = kv_heads // size
+    if "head_dim" in type(model).model_fields:
+        changes["head_dim"] = model.head_width
+    if getattr(model, "moe", None) is not None:  # experts stay whole
+        changes.pop("ffn_dim")
+    return config.model_copy(update={"model": model.model_copy(update=changes)})
+
+
+DIMENSIONS: dict[str, Callable[[RunConfig, int], RunConfig]] = {"tensor": narrowed}
+"""What a dimension of a layout makes of the model that one process computes."""
+
+
+def of_process(config: RunConfig, layout: Layout) -> RunConfig:
+    """The run as one process of a layout computes it."""
+    for name, change in DIMENSIONS.items():
+        if (size := getattr(layout, name)) > 1:
+            config = change(config, size)
+    return config
+
+
+def problem_of(config: RunConfig, layout: Layout) -> str | None:
+    """Why a layout is not allowed; None where it is."""
+    model: Any = config.model
+    batch = config.train.batch_size
+    if batch < layout.data:
+        return f"train.batch_size = {batch} is less than {layout.data} processes"
+    if layout.micro_batch > layout.share(batch):
+        return f"a process has {layout.share(batch)} samples of a step, fewer than {layout.micro_batch}"
+    if layout.tensor > 1:
+        if not hasattr(model, "heads") or not hasattr(model, "ffn_dim"):
+            return "tensor parallelism splits models of siamesenorm"
+        counts = {"heads": model.heads, "kv_heads": getattr(model, "key_heads", model.heads)}
+        if getattr(model, "moe", None) is None:
+            counts["ffn_dim"] = model.ffn_dim
+        for name, count in counts.items():
+            if count % layout.tensor:
+                return f"model.{name} = {count} is no multiple of a tensor group of {layout.tensor}"
+        if "lora" in config.train.parameters:
+            return "tensor parallelism is not there for factors of LoRA"
+        if "head_dim" not in type(model).model_fields:
+            return None if layout.tensor == 1 else "heads of this model have no width of their own to plan with"
+    return None
+
+
+def layout_of(config: RunConfig, world: World, micro: int | None = None) -> Layout:
+    """The layout that a run has in a world of processes.
+
+    micro: samples at a time; default: as the configuration has it, 1 where that is to be as large as fits.
+    """
+    shards = {"fsdp": world.size, "hsdp": world.group, "tp": world.data_size}.get(world.mode, 1)
+    tensor = world.group if world.mode == "tp" else 1
+    wish, share = config.train.micro_batch_size, -(-config.train.batch_size // world.data_size)
+    rows = micro or (share if wish is None else 1 if wish == "auto" else min(wish, share))
+    return Layout(world.size, world.mode, rows, config.train.activation_checkpointing, shards, tensor)
+
+
+def given_layout(config: RunConfig, gpus: int, machine: int) -> Layout:
+    """The layout that a run has on so many GPUs, `machine` of them in each machine, as its configuration stands."""
+    try:
+        world = World(0, gpus, 0, min(machine, gpus), mode=config.parallel.mode, group=config.parallel.group)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (GPUs)") from None
+    return layout_of(config, world)
+
+
+def possible_layouts(config: RunConfig, gpus: int, machine: int) -> Iterator[Layout]:
+    """All that are tried on so many GPUs, `machine` of them in each machine."""
+    kinds: list[dict[str, Any]] = [{"mode": "none"}] if gpus == 1 else [{"mode": "ddp"}, {"mode": "fsdp"}]
+    kinds[-1]["shards"] = gpus
+    kinds += [{"mode": "hsdp", "shards": size} for size in {machine, 2 * machine} if size < gpus and gpus % size == 0]
+    for size in TENSOR_GROUPS:
+        if size <= machine and gpus % size == 0:
+            kinds.append({"mode": "tp", "tensor": size, "shards": gpus // size})
+    for kind in kinds:
+        part = 1
+        while part <= min(LARGEST_PART, -(-config.train.batch_size // (gpus // kind.get("tensor", 1)))):
+            for checkpointing in CHECKPOINTING:
+                yield Layout(gpus, micro_batch=part, checkpointing=checkpointing, **kind)
+            part *= 2

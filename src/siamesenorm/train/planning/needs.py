@@ -1,0 +1,144 @@
+"""Memory of one process of a layout: weights, gradients, optimiser, activations, and the fullest moment of a step.
+
+What a step makes comes from `Profile`. What sharding adds to it is known: the root (head and last norms) stays
+gathered, with it the block that is computed and, on the way back, the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.optimizer import parameter_groups
+from siamesenorm.train.planning.layouts import Layout, of_process
+from siamesenorm.train.planning.profile import Profile, Question, Stage, profile, whole_model
+
+FLOAT = 4
+MUON_COPIES = 5
+"""Of one matrix while it is made orthogonal, its gathered whole among them."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parameters of a model by what is gathered together."""
+
+    blocks: int
+    block: int
+    """The largest one."""
+    embedding: int
+    """Where it is gathered by itself."""
+    root: int
+    trained: int
+    moments: int
+    """Numbers that the optimiser keeps."""
+    largest: int
+    """Of the matrices that Muon updates."""
+
+    @property
+    def all(self) -> int:
+        """Parameters."""
+        return self.blocks + self.embedding + self.root
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes of one process."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    """Moments, and averaged weights where there are any."""
+    activations: float
+    """What one part of a batch keeps from forward to backward."""
+    peak: float
+    """The fullest moment; less than the sum where gradients come while activations go."""
+    where: str
+    """The stage of that moment."""
+
+    @property
+    def state(self) -> float:
+        """What is there between steps, and gradients."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def parts_of(config: RunConfig) -> Parts:
+    """Parameters of a run's model, or of one process of a tensor group."""
+    c = config
+    return _parts(Question(c, 1, c.optimizer.kind, ""))
+
+
+@functools.lru_cache(maxsize=64)
+def _parts(question: Question) -> Parts:
+    config = question.config
+    model: Any = whole_model(config)
+    sizes = [sum(p.numel() for p in block.parameters()) for block in getattr(model, "blocks", ())]
+    apart = getattr(model, "embedding", None) if getattr(model, "head", None) is not None else None
+    embedding = sum(p.numel() for p in apart.parameters()) if isinstance(apart, torch.nn.Module) else 0
+    total = sum(p.numel() for p in model.parameters())
+    groups = parameter_groups(model, config.optimizer)
+    moments = sum((1 if group["muon"] else 2) * p.numel() for group in groups for p in group["params"])
+    largest = max((p.numel() for group in groups if group["muon"] for p in group["params"]), default=0)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return Parts(
+        sum(sizes), max(sizes, default=0), embedding, total - sum(sizes) - embedding, trained, moments, largest
+    )
+
+
+def need_of(config: RunConfig, layout: Layout, device: str, found: Profile | None = None) -> Need:
+    """What one process of a layout needs.
+
+    device: ``cpu`` or ``cuda``. found: of one part of its batch, where that is known already.
+    """
+    own = of_process(config, layout)
+    parts = parts_of(own)
+    if found is None:
+        found = profile(Question(own, layout.micro_batch, device, layout.checkpointing))
+    shards = layout.shards
+    ema = config.train.ema is not None
+    weights, gradients = FLOAT * parts.all / shards, FLOAT * parts.trained / shards
+    optimizer = FLOAT * (parts.moments + parts.trained * ema) / shards
+    several = layout.parts(config.train.batch_size) > 1
+    stages = {name: stage_bytes(name, stage, parts, layout, config, several) for name, stage in found.stages.items()}
+    copies = MUON_COPIES * (2 if device == "cuda" else FLOAT) * parts.largest
+    if not config.optimizer.fused and config.optimizer.kind == "adamw":
+        copies = int(FLOAT * parts.trained / shards)
+    stages["optimiser"] = gradients + copies
+    where = max(stages, key=lambda name: stages[name])
+    return Need(weights, gradients, optimizer, found.kept, weights + optimizer + stages[where], where)
+
+
+def stage_bytes(name: str, stage: Stage, parts: Parts, layout: Layout, config: RunConfig, several: bool) -> float:
+    """What a stage holds beside weights and optimiser. several: whether a process computes more parts than one."""
+    whole = FLOAT * parts.trained
+    summed = tensor_sums(layout, config) if name in ("forward", "backward") else 0.0
+    if layout.shards == 1:
+        # DDP's buckets are there from the first step on; gradients of earlier parts are there as well.
+        always = layout.mode == "ddp" or layout.data > 1 or several
+        return stage.alive + summed + (whole if always else stage.gradients)
+    low = config.train.precision == "bf16"
+    block = (2 if low else FLOAT) * parts.block
+    root = FLOAT * parts.root
+    alive = stage.alive + summed - (stage.casts if low else 0.0)
+    kept = (
+        whole if several else 0.0
+    )  # they are summed over processes behind the last part only, and are whole till then
+    if name == "embedding":
+        return alive + kept + 2 * root + 2 * FLOAT * parts.embedding
+    if name == "backward":
+        return alive + root + 2 * block + (kept or stage.gradients)
+    if name == "end":
+        return alive + 3 * root + FLOAT * parts.embedding + max(kept and FLOAT * parts.block, whole / layout.shards)
+    return alive + kept + root + block
+
+
+def tensor_sums(layout: Layout, config: RunConfig) -> float:
+    """Bytes of a sublayer's output that tensor groups sum: the sum lies beside its part."""
+    if layout.tensor == 1:
+        return 0.0
+    model: Any = config.model
+    tokens = getattr(model, "tokens", None) or config.sample_tokens
+    return layout.micro_batch * tokens * model.dim * (FLOAT if config.train.precision == "fp32" else 2)

@@ -1,0 +1,181 @@
+"""A step of one process that holds a whole model: memory by stage, work and traffic, before the model is made.
+
+Blocks of a stack are alike, so two small stacks of two and of three blocks are traced, and every quantity grows from
+there as it grows between them. What links keep of streams that grow with depth is seen on a narrow stack of full depth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from siamesenorm.models.counts import kept_by_links
+from siamesenorm.models.stack import Stack
+from siamesenorm.tasks import find_task
+from siamesenorm.train.activations import checkpoint_activations
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.parameters import choose_parameters
+from siamesenorm.train.planning.tracing import Moment, Trace, shapes_alone, trace_step
+from siamesenorm.train.precision import DTYPES
+
+FEW, MORE = 2, 3
+"""Blocks of the stacks that are traced."""
+STAGES = ("embedding", "forward", "head", "loss", "backward", "end")
+"""Before the first block; the last block; behind it; backward of the loss, of the last block, of the first one."""
+
+
+class UncountableError(ConfigError):
+    """A step that cannot be counted: it looks at values, or its task has no samples without data."""
+
+
+class Stage(NamedTuple):
+    """Bytes at the fullest moment of a stage."""
+
+    alive: float
+    """All that the step has made but gradients of weights."""
+    gradients: float
+    casts: float
+    """Of what is alive: copies of blocks' weights in a lower precision, which sharded blocks do not need."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Bytes and work of a step of one process, of one part of its batch."""
+
+    stages: dict[str, Stage]
+    kept: float = 0.0
+    gradients: float = 0.0
+    flops: float = 0.0
+    traffic: float = 0.0
+
+    @classmethod
+    def of(cls, trace: Trace, blocks: int) -> Profile:
+        """A trace of so many blocks, its stages named from both ends."""
+        last = max(blocks - 1, 0)
+        places = (("forward", -1), ("forward", last), ("head", 0), ("backward", blocks), ("backward", last))
+        moments = [trace.stages.get(place, Moment()) for place in places]
+        first = trace.stages.get(("backward", 0), Moment())
+        moments.append(max(first, trace.stages.get(("end", 0), Moment()), key=lambda moment: moment.both))
+        stages = {name: Stage(m.alive, m.gradients, m.casts) for name, m in zip(STAGES, moments, strict=True)}
+        return cls(stages, trace.kept, trace.gradients, trace.flops, trace.traffic)
+
+    def towards(self, other: Profile, share: float) -> Profile:
+        """``self + share · (other - self)`` of everything; a share above 1 goes beyond the other."""
+
+        def between(a: float, b: float) -> float:
+            return max(0.0, a + share * (b - a))
+
+        stages = {name: Stage(*map(between, stage, other.stages[name])) for name, stage in self.stages.items()}
+        numbers = {
+            name: between(getattr(self, name), getattr(other, name))
+            for name in ("kept", "gradients", "flops", "traffic")
+        }
+        return Profile(stages, **numbers)
+
+    def fuller(self, size: float, stages: Iterable[str] = ("forward", "head", "loss", "backward")) -> Profile:
+        """The same with more kept from forward to backward."""
+        changed = {
+            name: stage._replace(alive=stage.alive + size * (name in stages)) for name, stage in self.stages.items()
+        }
+        return Profile(changed, self.kept + size, self.gradients, self.flops, self.traffic)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a profile is asked for; equal questions have one answer."""
+
+    config: RunConfig
+    rows: int
+    """Samples of one part of a batch."""
+    device: str
+    """``cpu`` or ``cuda``."""
+    checkpointing: str
+
+    @property
+    def key(self) -> str:
+        """All that decides the answer."""
+        c = self.config
+        sections = [section.model_dump_json() for section in (c.model, c.lora)]
+        return repr((c.task, c.sample_tokens, c.train.precision, c.train.parameters, self.rows, self.device, sections,
+                     self.checkpointing))  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Question) and self.key == other.key
+
+
+@functools.lru_cache(maxsize=256)
+def profile(question: Question) -> Profile:
+    """The answer, from traces of few blocks."""
+    blocks = int(getattr(question.config.model, "blocks", 0))
+    if blocks <= MORE:
+        return traced(question, blocks)
+    few, more = traced(question, FEW), traced(question, MORE)
+    found = few.towards(more, (blocks - FEW) / (MORE - FEW))
+    extra = growth(question, blocks)
+    return found.fuller(extra) if extra else found
+
+
+def traced(question: Question, blocks: int) -> Profile:
+    """The profile of a stack of exactly so many blocks."""
+    config = question.config
+    if blocks:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"blocks": blocks})})
+    task, dtype = find_task(config.task), DTYPES.get(config.train.precision)
+    model = whole_model(config)
+    checkpoint_activations(model, question.checkpointing)
+    with shapes_alone(question.device):
+        model.to_empty(device="cpu")
+        autocast = contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+        try:
+            trace = trace_step(model, lambda model: task.sample_loss(config, model, question.rows), autocast)
+        except (NotImplementedError, RuntimeError) as error:
+            problem = " ".join(str(error).split())[:200]
+            raise UncountableError(
+                f"task: {config.task!r} is not allowed; a step of it cannot be counted: {problem}"
+            ) from error
+    return Profile.of(trace, blocks)
+
+
+def whole_model(config: RunConfig) -> nn.Module:
+    """A run's model on no device, frozen where it is not trained."""
+    with torch.device("meta"):
+        model = find_task(config.task).model_of(config)
+    choose_parameters(model, config)
+    return model.train()
+
+
+def growth(question: Question, blocks: int) -> float:
+    """Bytes that links keep beyond what they would if every block kept as much as the third: streams may grow."""
+    config: Any = question.config
+    norms = _norms(question)
+    if norms is None:
+        return 0.0
+    few, more, all_of_them = (_kept(config.model.topology, count, norms) for count in (FEW, MORE, blocks))
+    if question.checkpointing == "full":
+        beyond = (all_of_them - _kept(config.model.topology, blocks - 1, norms)) - (more - few)
+    else:
+        beyond = all_of_them - few - (blocks - FEW) * (more - few)
+    tokens = getattr(config.model, "tokens", None) or config.sample_tokens
+    return max(0.0, beyond) * config.model.dim * tokens * question.rows * 4 if abs(beyond) > 0.5 else 0.0
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(topology: str, blocks: int, norms: Any) -> float:
+    return kept_by_links(topology, blocks, norms)
+
+
+def _norms(question: Question) -> Any:
+    """How the norms of a stack are made; None where a model is no stack."""
+    config = question.config
+    model = whole_model(config.model_copy(update={"model": config.model.model_copy(update={"blocks": FEW})}))
+    return model.residual.norms if isinstance(model, Stack) else None

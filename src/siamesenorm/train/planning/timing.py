@@ -1,0 +1,102 @@
+"""Bytes that a step sends and the time it would take on a GPU, by data sheets and stated assumptions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from siamesenorm.train.config import RunConfig
+from siamesenorm.train.planning.hardware import GPU, Assumptions
+from siamesenorm.train.planning.layouts import Layout
+from siamesenorm.train.planning.needs import FLOAT, Parts, tensor_sums
+from siamesenorm.train.planning.profile import Profile
+
+UPDATE = {"adamw": 7, "muon": 6}
+"""How often an optimiser's step reads or writes a number of the size of the weights."""
+NEWTON_SCHULZ = 20
+"""Products of Muon's five iterations, each of rows × rows × columns, two operations a term; about."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that one process sends in a step, by collective; in rings, as NCCL and gloo do for large tensors."""
+
+    all_gather: float = 0.0
+    reduce_scatter: float = 0.0
+    all_reduce: float = 0.0
+    """Of gradients."""
+    tensor_all_reduce: float = 0.0
+    """Of activations, in tensor groups."""
+    collectives: int = 0
+
+    @property
+    def all(self) -> float:
+        """Bytes."""
+        return self.all_gather + self.reduce_scatter + self.all_reduce + self.tensor_all_reduce
+
+
+def sent_by(config: RunConfig, layout: Layout, parts: Parts) -> Sent:
+    """What a process of a layout sends in a step. parts: of the model that it has itself."""
+    times = layout.parts(config.train.batch_size)
+    blocks = int(getattr(config.model, "blocks", 1))
+    gradients = FLOAT * parts.trained
+    gathered = scattered = reduced = tensor = 0.0
+    count = 0
+    if layout.shards > 1:
+        share = (layout.shards - 1) / layout.shards
+        width = 2 if config.train.precision == "bf16" else FLOAT
+        # Blocks and embedding on the way there and back, the root once.
+        gathered = times * share * (2 * width * parts.blocks + FLOAT * (2 * parts.embedding + parts.root))
+        scattered = share * gradients
+        count += (2 * blocks + 3) * times + blocks + 2
+    if layout.replicas > 1:
+        reduced = 2 * (layout.replicas - 1) / layout.replicas * gradients / layout.shards
+        count += blocks + 2
+    if layout.tensor > 1:
+        # Two sublayers of a block, there and back; the way back of a sublayer's input is a sum too.
+        tensor = times * 4 * blocks * 2 * (layout.tensor - 1) / layout.tensor * tensor_sums(layout, config)
+        count += times * 4 * blocks
+    return Sent(gathered, scattered, reduced, tensor, count)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, by what they go to."""
+
+    matmul: float
+    memory: float
+    optimizer: float
+    exposed: float
+    """Sending that nothing is computed beside."""
+    network: float
+    """All sending."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.matmul + self.memory + self.optimizer + self.exposed
+
+
+def step_time(
+    config: RunConfig, layout: Layout, found: Profile, parts: Parts, gpu: GPU, assumed: Assumptions
+) -> StepTime:
+    """An estimate. found: of one part of a process's batch."""
+    times = layout.parts(config.train.batch_size)
+    peak = gpu.flops if config.train.precision != "fp32" else gpu.flops_fp32 if config.train.tf32 else gpu.flops / 16
+    matmul = times * found.flops / (peak * assumed.matmul)
+    left = 1.0 if config.train.compile is False else assumed.fusion  # blocks are compiled on GPUs
+    memory = times * left * found.traffic / (gpu.bandwidth * assumed.bandwidth)
+    update = FLOAT * UPDATE[config.optimizer.kind] * parts.trained / layout.shards / (gpu.bandwidth * assumed.bandwidth)
+    if config.optimizer.kind == "muon":
+        width = float(getattr(config.model, "dim", 0))
+        update += NEWTON_SCHULZ * parts.blocks * width / (gpu.flops * assumed.matmul)
+    sent = sent_by(config, layout, parts)
+    inside = gpu.link * assumed.network
+    outside = min(gpu.network, gpu.link) * assumed.network
+    shards_over = inside if layout.shards * layout.tensor <= gpu.machine else outside
+    copies_over = inside if layout.gpus <= gpu.machine else outside
+    behind = (sent.all_gather + sent.reduce_scatter) / shards_over + sent.all_reduce / copies_over
+    behind += assumed.latency * sent.collectives * math.log2(max(2, layout.data)) * (layout.gpus > 1)
+    waited = sent.tensor_all_reduce / inside
+    exposed = waited + max(0.0, behind - assumed.overlap * (matmul + memory))
+    return StepTime(matmul, memory, update, exposed, behind + waited)

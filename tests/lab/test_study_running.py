@@ -1,0 +1,198 @@
+"""Studies that are run: records as they come, nothing run twice, whatever machine it was on, and a page at any time."""
+
+import json
+import shutil
+
+import pytest
+
+from siamesenorm.cli import main
+from siamesenorm.lab.runner import ThisProcess
+from siamesenorm.lab.study.merging import merge_records
+from siamesenorm.lab.study.page import write_results
+from siamesenorm.lab.study.record import LEDGER, read_ledger
+from siamesenorm.lab.study.running import challenge, left, open_study, run_study
+from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.provenance import hash_of
+from siamesenorm.train.yaml import write_yaml
+
+from .study_records import plan_values
+
+TEXT = "".join(f"line {number} of some text, and {number * 7919} more\n\n" for number in range(1500))
+SHAPE = {"model.dim": 8, "model.blocks": 1, "model.heads": 2, "model.ffn_dim": 8, "model.max_length": 16}
+TRAIN = {"data.sequence_length": 16, "train.batch_size": 2, "evaluation.sequences": 1024, "evaluation.every": 100}
+
+
+def write_plan(folder, **changes):
+    text = folder / "text.txt"
+    if not text.is_file():
+        text.write_text(TEXT, encoding="utf-8")
+    part = {"name": "first", "corpus": "text", "size": "small", "configurations": 2, "seeds": 2}
+    values = plan_values(
+        arms={"pre": "pre", "siamese": "siamese"},
+        corpora={"text": {"set": {"data.train": [str(text)]}, "sha256": {str(text): hash_of(str(text))}}},
+        set={**SHAPE, **TRAIN, "evaluation.at_once": 512, "checkpoint.every": None},
+        sizes={"small": {"set": {"train.steps": 8}}},
+        parts=[part, {**part, "name": "second", "optimizer": "muon", "cut": "Whether Muon agrees."}],
+        search={"space": {"optimizer.lr": {"low": 3e-2, "high": 1e-1}, "schedule.warmup": {"choices": [0, 1]}}},
+    )
+    (folder / "plan.yaml").write_text(write_yaml(values | changes), encoding="utf-8")
+    return folder / "plan.yaml"
+
+
+class Counting(ThisProcess):
+    """Runs cells here, and counts them; stops behind some, as Ctrl-C would."""
+
+    def __init__(self, stop=None):
+        self.names, self.stop = [], stop
+
+    def _run(self, progress, provenance, watcher):
+        if self.stop is not None and len(self.names) >= self.stop:
+            progress.state = "interrupted"
+            return False
+        self.names.append(progress.cell.title)
+        return super()._run(progress, provenance, watcher)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A study whose first part was run: stopped once, and gone on with on a machine that has its records alone."""
+    folder = tmp_path_factory.mktemp("study")
+    plan, out = write_plan(folder), folder / "results"
+    begun = Counting(stop=3)
+    outcome = run_study(open_study(plan, out), begun, folder / "here", parts=["first"])
+    assert not outcome.complete
+    assert len(read_ledger(out)) == 3
+    later = Counting()
+    outcome = run_study(open_study(plan, out), later, folder / "elsewhere", parts=["first"])
+    assert outcome.complete
+    assert not outcome.failed
+    return folder, begun.names, later.names
+
+
+def test_nothing_is_run_twice_and_records_are_all_that_going_on_needs(first):
+    folder, begun, later = first
+    assert not {*begun} & {*later}
+    titles = [record.cell for record in read_ledger(folder / "results").values()]
+    assert titles == begun + later
+    assert titles == [
+        *(f"text/small/adamw/{arm}/search-{draw}" for draw in (0, 1) for arm in ("pre", "siamese")),
+        *(f"text/small/adamw/{arm}/fresh-{seed}" for seed in (0, 1) for arm in ("pre", "siamese")),
+    ]
+    engine = Counting()
+    run_study(open_study(folder / "plan.yaml", folder / "results"), engine, folder / "third", parts=["first"])
+    assert engine.names == []
+    assert not (folder / "third").exists()
+
+
+def test_a_record_has_what_the_run_had(first):
+    folder, *_ = first
+    found = next(iter(read_ledger(folder / "results").values()))
+    (run,) = (folder / "here" / "cells").glob("text-small-adamw-pre-search-0-*")
+    status = json.loads((run / "status.json").read_text())
+    assert found.score == pytest.approx(status["evaluation"]["loss"], rel=1e-5)
+    assert found.parameters == status["parameters"]["of"]
+    assert (found.step, found.steps, found.samples) == (8, 8, 8 * 2 * 16)
+    assert found.seed == 1000
+    assert found.machine
+    assert not any(part in found.model_dump_json() for part in (str(folder), "here"))
+
+
+def test_an_arm_that_is_added_runs_alone_and_the_change_is_said(first, tmp_path):
+    folder, *_ = first
+    shutil.copytree(folder / "results", tmp_path / "results")
+    shutil.copy(folder / "text.txt", tmp_path)  # the same text in another place is the same data
+    plan = write_plan(tmp_path, arms={"pre": "pre", "siamese": "siamese", "zaya": "zaya"})
+    study, engine = open_study(plan, tmp_path / "results"), Counting()
+    assert "arms.zaya: 'zaya' is new" in study.changed
+    run_study(study, engine, tmp_path / "cells", parts=["first"])
+    assert engine.names == [f"text/small/adamw/zaya/{last}" for last in ("search-0", "search-1", "fresh-0", "fresh-1")]
+    page = write_results(study).read_text()
+    assert "after 8 runs: " in page
+    assert "arms.zaya: 'zaya' is new" in page
+    assert open_study(plan, tmp_path / "results").changed == []
+
+
+def test_the_page_says_what_has_not_been_run(first, tmp_path):
+    folder, *_ = first
+    shutil.copytree(folder / "results", tmp_path / "results")
+    study = open_study(folder / "plan.yaml", tmp_path / "results")
+    page = write_results(study).read_text()
+    assert "**partial: 8 of 16 runs are done**" in page
+    assert "Not run so far, “second”: Whether Muon agrees." in page
+    assert "Not yet run: 0 of 8 runs." in page
+    assert "| `siamese` | " in page
+    empty = open_study(folder / "plan.yaml", tmp_path / "nothing")
+    page = write_results(empty).read_text()
+    assert "there is no result" in page
+    assert page.count("not yet run") >= 2
+    assert json.loads((tmp_path / "nothing" / "results.json").read_text())["parts"][0]["done"] == 0
+
+
+def test_what_is_left_is_counted_by_stage(first):
+    folder, *_ = first
+    found = left(open_study(folder / "plan.yaml", folder / "results"))
+    counted = [(row.part, row.stage, row.done, row.of) for row in found]
+    assert counted == [
+        ("first", "search", 4, 4),
+        ("first", "fresh", 4, 4),
+        ("second", "search", 0, 4),
+        ("second", "fresh", 0, 4),
+    ]
+    assert found[0].seconds == 0
+    assert found[-1].seconds > 0
+
+
+def test_records_of_several_machines_are_merged_and_disagreements_told(first, tmp_path):
+    folder, *_ = first
+    lines = (folder / "results" / LEDGER).read_text().splitlines()
+    for name, some in (("one", lines[:5]), ("two", [*lines[3:], lines[4].replace('"score": ', '"score": 1')])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / LEDGER).write_text("\n".join(some) + "\n")
+    study = open_study(folder / "plan.yaml", tmp_path / "one")
+    assert merge_records(study, [tmp_path / "two"]) == ["3 records were taken in, 8 are there now"]
+    assert len(read_ledger(tmp_path / "one")) == 8
+    (tmp_path / "two" / LEDGER).write_text(lines[4].replace('"score": ', '"score": 1'))
+    told = merge_records(study, [tmp_path / "two"])
+    assert "the first one counts" in told[1]
+    with pytest.raises(ConfigError, match="--merge"):
+        merge_records(study, [tmp_path])
+
+
+def test_a_challenge_runs_one_cell_again_and_leaves_the_records_alone(first, tmp_path):
+    folder, *_ = first
+    study = open_study(folder / "plan.yaml", folder / "results")
+    before = (folder / "results" / LEDGER).read_bytes()
+    cell = study.cells(study.file.plan.parts[0])[1]
+    known, now = challenge(study, cell, Counting(), tmp_path / "cells")
+    assert known.score == now.score
+    assert (folder / "results" / LEDGER).read_bytes() == before
+
+
+def test_data_that_are_not_those_of_the_plan_are_refused(tmp_path):
+    plan = write_plan(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT + "x", encoding="utf-8")
+    hash_of.cache_clear()
+    with pytest.raises(ConfigError, match=r"sha256: .* it takes the data that were planned with"):
+        run_study(open_study(plan, tmp_path / "results"), Counting(), tmp_path / "cells")
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_command_says_how_far_a_study_is_and_refuses_in_one_sentence(first, capsys, tmp_path, monkeypatch):
+    folder, *_ = first
+    monkeypatch.chdir(tmp_path)
+    plan, out = str(folder / "plan.yaml"), str(folder / "results")
+    assert main(["study", plan, "-o", out, "--status"]) == 0
+    assert "8 of 16 cells have a record" in capsys.readouterr().out
+    assert main(["study", plan, "-o", out, "--dry-run"]) == 0
+    assert "Nothing was written" in capsys.readouterr().out
+    for more, words in (
+        (["--only", "nobody"], "--only: 'nobody' is not in the plan"),
+        (["--part", "third"], "--part: 'third' is not in the plan; it takes one of first, second"),
+        (["--challenge", "x"], "--challenge: 'x' is no cell"),
+        (["--engine", "x"], "--engine: 'x' is not known"),
+    ):
+        assert main(["study", plan, "-o", str(tmp_path / "new"), *more]) == 2
+        heard = capsys.readouterr()
+        assert heard.err.startswith(f"siamesenorm: {words}")
+        assert heard.err.count("\n") == 1
+        assert not (tmp_path / "new").exists()

@@ -1,0 +1,129 @@
+"""Every way to spread a model, and their combinations, do what one process does: one table, one world of four."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from closeness import assert_same_but_for_rounding
+from siamesenorm.residual.registry import TOPOLOGIES
+from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.distributed import World
+from siamesenorm.train.ema import WeightAverage
+from siamesenorm.train.parallel import apply_parallelism
+from siamesenorm.train.weights import gather_weights
+
+from .tiny import TinyRun, tiny_model
+from .worlds import run_world
+
+STEPS = 2
+EXACT = 1e-9
+
+
+class Layout(NamedTuple):
+    """How four processes share the work."""
+
+    mode: str
+    group: int | None = None
+    ep: int = 1
+    pp: int = 1
+    schedule: str = "1f1b"
+    parts: int = 1
+    blocks: int = 2
+
+    def of(self, world: World) -> World:
+        """The same processes in this layout."""
+        places = (world.rank, world.size, world.local_rank, world.local_size)
+        return World(*places, None, self.mode, self.group, ep=self.ep, pp=self.pp)
+
+
+PIPELINES = {
+    "pp2-fsdp2": Layout("fsdp", pp=2, parts=2),
+    "pp4": Layout("ddp", pp=4, parts=4, blocks=5),
+    "pp2-tp2": Layout("tp", group=2, pp=2, parts=2),
+    "pp2-interleaved-fsdp2": Layout("fsdp", pp=2, schedule="interleaved_1f1b", parts=2, blocks=4),
+    "pp2-gpipe-hsdp2": Layout("hsdp", group=1, pp=2, schedule="gpipe", parts=2),
+}
+LAYOUTS = {
+    "fsdp4": Layout("fsdp"),
+    "ep4": Layout("fsdp", ep=4),
+    "ep2-fsdp2": Layout("fsdp", ep=2),
+    "ep2-hsdp2": Layout("hsdp", group=2, ep=2),
+    "ep2-tp2": Layout("tp", group=2, ep=2),
+    "pp2-ep2": Layout("fsdp", ep=2, pp=2, parts=2),
+    **PIPELINES,
+}
+TABLE = [
+    ("experts", "fsdp4", "adamw"),
+    ("experts", "ep4", "adamw"),
+    ("experts", "ep2-fsdp2", "muon"),
+    ("experts", "ep2-hsdp2", "adamw"),
+    ("experts", "ep2-tp2", "muon"),
+    ("experts", "pp2-ep2", "muon"),
+    ("wide_experts", "ep2-fsdp2", "adamw"),
+    *((name, layout, "muon" if layout == "pp2-fsdp2" else "adamw") for name in ("siamese",) for layout in PIPELINES),
+    *((name, [*PIPELINES][n % len(PIPELINES)], "adamw") for n, name in enumerate(TOPOLOGIES) if name != "siamese"),
+]
+"""Models or topologies, layouts, optimisers; every topology in one of the pipelines at least."""
+
+
+def trained(name: str, layout: Layout, kind: str, world: World | None = None) -> tuple[Any, ...]:
+    """Losses and gradient norms of a few steps in float64, averaged weights and weights behind them, and the run."""
+    model = tiny_model(name, blocks=layout.blocks, tied=False).double()
+    model = apply_parallelism(model, world or World(), schedule=layout.schedule, stages=2)
+    ranks = 1 if world else 4 // layout.pp // (layout.group or 1 if layout.mode == "tp" else 1)
+    run, average = TinyRun(model, world, kind=kind, parts=layout.parts, ranks=ranks), WeightAverage(model, 0.5)
+    numbers = []
+    for step in range(1, STEPS + 1):
+        numbers.append(run.step())
+        average.update(step)
+    with average.applied():
+        averaged = gather_weights(model)
+    return numbers, averaged, gather_weights(model), run
+
+
+def go_through(world, folder, table):
+    found: dict[Any, Any] = {}
+    earlier: dict[Any, Any] = {}
+    for row in table:
+        name, layout, kind = row
+        spread = LAYOUTS[layout].of(world)
+        *results, run = trained(name, LAYOUTS[layout], kind, spread)
+        store = CheckpointStore(folder / "-".join(row), 1, spread)
+        assert store.save(STEPS, run.state, wait=True)
+        found[row] = results if world.is_main else results[:1]
+        before = earlier.get((name, kind, LAYOUTS[layout].blocks))
+        if before is not None:  # what another layout saved
+            store = CheckpointStore(folder / "-".join(before), 1, spread)
+            store.load(store.latest(), run.state)
+            loaded = gather_weights(run.model, keep=world.is_main)
+            assert not world.is_main or all(torch.equal(loaded[key], found[before][2][key]) for key in loaded)
+        earlier[name, kind, LAYOUTS[layout].blocks] = row
+    return found
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("combinations")
+    return folder, run_world(4, go_through, folder, TABLE)
+
+
+@pytest.mark.parametrize("row", TABLE, ids="-".join)
+def test_many_processes_train_as_one(worlds, row):
+    """Losses, gradient norms, weights and averaged weights; what was saved is what one process goes on from."""
+    folder, found = worlds
+    name, layout, kind = row
+    numbers, averaged, weights, run = trained(name, LAYOUTS[layout], kind)
+    for one in found:
+        for mine, theirs in zip(one[row][0], numbers, strict=True):
+            assert mine == pytest.approx(theirs, rel=EXACT)
+    assert_same_but_for_rounding(found[0][row][1], averaged, EXACT)
+    assert_same_but_for_rounding(found[0][row][2], weights, EXACT)
+    model = tiny_model(name, seed=7, blocks=LAYOUTS[layout].blocks, tied=False).double()
+    again = TinyRun(model, kind=kind, parts=run.parts, ranks=run.ranks)
+    store = CheckpointStore(folder / "-".join(row), 1)
+    again.done = store.load(store.latest(), again.state)["step"]
+    assert_same_but_for_rounding(gather_weights(again.model), weights, EXACT)
+    assert again.step() == pytest.approx(run.step(), rel=EXACT)
