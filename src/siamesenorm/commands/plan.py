@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from siamesenorm.commands.train import complete_recipe
+from siamesenorm.commands.completion import complete_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
