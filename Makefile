@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/siamesenorm/*/k
 	$(BIN)/python -m siamesenorm.data.torchvision_ops
 	touch $@
 
-demo: $(READY) ## compare pre, post and siamese on an embedded corpus: about six minutes, a report in runs/compare
+demo: $(READY) ## compare pre, post and siamese on an embedded corpus: five to six minutes, a report in runs/compare
 	$(BIN)/siamesenorm topologies
 	$(BIN)/siamesenorm compare
 

@@ -15,6 +15,8 @@ from siamesenorm.tasks.diffusion.sampling import Sampler, make_scheduler, mixed_
 
 pytest.importorskip("diffusers")
 
+from diffusers import DiffusionPipeline
+
 from siamesenorm.interop.diffusers import ResidualDiTModel, ResidualDiTPipeline
 from siamesenorm.interop.diffusers.exporter import export, pipeline_of
 from siamesenorm.interop.errors import InteropError
@@ -69,7 +71,8 @@ def test_a_saved_pipeline_with_an_autoencoder_makes_the_same_pictures_again(tmp_
     export(dit, Process(), tmp_path / "saved", class_names=names, vae=tmp_path / "vae")
     assert (tmp_path / "saved" / "transformer" / "diffusion_pytorch_model.safetensors").is_file()
     assert not list((tmp_path / "saved").rglob("*.bin"))
-    loaded = quiet(ResidualDiTPipeline.from_pretrained(tmp_path / "saved"))
+    loaded = quiet(DiffusionPipeline.from_pretrained(tmp_path / "saved"))  # the folder says which pipeline it is
+    assert type(loaded) is ResidualDiTPipeline
     settings = {"num_inference_steps": 4, "guidance_scale": 2.0, "output_type": "np"}
     one = made(LABELS, generator=generators(), **settings).images
     other = loaded([f"digit {label}" for label in LABELS], generator=generators(), **settings).images

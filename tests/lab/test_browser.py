@@ -77,7 +77,8 @@ def test_a_cell_without_a_number_says_so_in_its_own_place(tmp_path, browser):
     folders = write_grid(tmp_path / "cells", {("pre", 1e-3): [2.5, 2.4], ("pre", 1e-2): [None, None]})
     records = read_records(folders)
     browser.open(write_report(records, analyse(records, baseline="pre"), tmp_path, title="Two cells"))
-    text = f"{plot('heat-map')}.querySelector('.annotation-text-g').getBoundingClientRect()"
+    notes = f"[...{plot('heat-map')}.querySelectorAll('.annotation-text-g')]"
+    text = f"{notes}.find(note => note.textContent.includes('diverged')).getBoundingClientRect()"
     cells = f"{plot('heat-map')}.querySelector('.hm image').getBoundingClientRect()"
     where = browser.evaluate(f"({text}.left + {text}.width / 2 - {cells}.left) / {cells}.width")
     assert 0.6 < where < 0.9  # the middle of the second of two columns
@@ -98,6 +99,16 @@ def test_the_grid_is_readable_on_a_phone(browser, report):
             assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
     browser.open(report)
     assert browser.evaluate(f"{plot('heat-map')}.querySelectorAll('.colorbar').length") == 1
+
+
+def test_a_table_that_scrolls_shows_where_more_of_it_is(browser, report):
+    """Shades lie at both sides, each covered where the table ends; keys scroll it too."""
+    browser.open(report, width=390)
+    wider = "[...document.querySelectorAll('.wide')].filter(t => t.scrollWidth > t.clientWidth)"
+    assert browser.evaluate(f"{wider}.length") > 0
+    styles = browser.evaluate(f"{wider}.map(t => getComputedStyle(t).backgroundAttachment)")
+    assert set(styles) == {"local, local, scroll, scroll"}
+    assert set(browser.evaluate(f"{wider}.map(t => t.tabIndex)")) == {0}
 
 
 def test_strings_of_users_stay_text(browser, report):

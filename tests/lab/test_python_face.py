@@ -304,3 +304,24 @@ def test_no_command_runs_code_that_a_folder_names(command, result, tmp_path, cap
     said = capsys.readouterr()
     assert code == (0 if command == "train RUN" else 2), said  # which is finished already
     assert said.err.count("\n") <= 1
+
+
+def test_what_cannot_make_models_is_named(tmp_path):
+    """A model instead of a function, and a function that takes no topology."""
+    for wrong, words in (
+        (nn.Linear(2, 2), "a Linear is not allowed; it takes a function that is given a topology"),
+        (lambda: nn.Linear(2, 2), "cannot be given a topology"),
+    ):
+        with pytest.raises(DataError, match=words):
+            siamesenorm.compare(wrong, np.arange(30_000) % 7, folder=tmp_path / "out", steps=2, quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_recorded_numbers_are_numbers(tmp_path):
+    with siamesenorm.record(tmp_path / "run", topology="pre", lr=1e-3, seed=0) as run:
+        with pytest.raises(ConfigError, match="loss: 'low' is not allowed; it takes a number"):
+            run.step(loss="low")
+        with pytest.raises(ConfigError, match="grad_norm: null is not allowed"):
+            run.step(loss=2.0, grad_norm=None)
+        run.step(loss=torch.tensor(2.0))
+    assert run.number == 1

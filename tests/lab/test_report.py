@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from siamesenorm.cli import main
+from siamesenorm.lab.contrast import READABLE, contrast, ink, on_scale
 from siamesenorm.lab.curves import loss_curves
 from siamesenorm.lab.export import export_figures, parse_formats
-from siamesenorm.lab.figures import by_learning_rate, by_setting, differences, heat_map
+from siamesenorm.lab.figures import by_learning_rate, by_setting, cost, differences, heat_map
 from siamesenorm.lab.page import Page, breakable, label, script_json
 from siamesenorm.lab.presets import PRESETS
 from siamesenorm.lab.records import find_runs, read_records
@@ -21,6 +22,7 @@ from siamesenorm.lab.report import write_report
 from siamesenorm.lab.report_page import what_ran
 from siamesenorm.lab.statistics import analyse
 from siamesenorm.lab.tables import notes, scores, show
+from siamesenorm.lab.verdict import verdict
 from siamesenorm.train.errors import ConfigError
 
 from .folders import FACTS, write_grid, write_run
@@ -382,3 +384,42 @@ def test_optimizers_have_verdicts_of_their_own(tmp_path):
     show(console, records, analysis)
     text = console.export_text()
     assert text.index("Under adamw") < text.index("optimizer=adamw: siamese is") < text.index("Under muon")
+
+
+def test_digits_can_be_read_on_what_they_stand_on(tmp_path):
+    """WCAG's 4.5 on every cell of the heat map and every bar, whichever way is better; known contrasts first."""
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)  # the well-known grey that just fails
+    for step in range(256):
+        grey = f"#{step:02x}{step:02x}{step:02x}"
+        assert contrast(ink(grey), grey) >= READABLE
+    rates = [10.0**-power for power in range(1, 9)]
+    write_grid(tmp_path, {("pre", lr): [2.0 + number / 7] for number, lr in enumerate(rates)})
+    records = read_records(find_runs([tmp_path]))
+    for metric in ("loss", "perplexity"):
+        analysis = analyse(records, metric=metric)
+        figure = heat_map(records, analysis)
+        (heat,) = figure["data"]
+        assert "texttemplate" not in heat  # plotly's own choice is grey on green
+        low, high = min(heat["z"][0]), max(heat["z"][0])
+        notes = {note["x"]: note for note in figure["layout"]["annotations"]}
+        assert len(notes) == len(rates)
+        for column, value in enumerate(heat["z"][0]):
+            share = (value - low) / (high - low)
+            shown = on_scale(1 - share if heat["reversescale"] else share)
+            assert contrast(notes[column]["font"]["color"], shown) >= READABLE
+            assert notes[column]["text"] == heat["text"][0][column] != ""
+        for bar in cost(records, analysis)["data"]:
+            assert contrast(bar["insidetextfont"]["color"], bar["marker"]["color"]) >= READABLE
+
+
+def test_a_model_that_does_not_use_its_topology_is_found_out(tmp_path):
+    """Two names for the same runs have the same numbers to the last digit, which no two topologies have."""
+    same = {("pre", 1e-3): [2.5, 2.4], ("siamese", 1e-3): [2.5, 2.4], ("post", 1e-3): [2.5, 2.3]}
+    write_grid(tmp_path, same)
+    records = read_records(find_runs([tmp_path]))
+    said = [sentence for sentence in verdict(analyse(records, baseline="pre")) if "does not seem to depend" in sentence]
+    assert said == [
+        "Every run of siamese ended with the very number of pre's: the model does not seem to depend on the topology "
+        "that it is given."
+    ]

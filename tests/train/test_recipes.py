@@ -314,3 +314,14 @@ def test_runs_from_before_first_logits_keep_their_meaning(tmp_path):
     assert resolve(str(tmp_path), ["first_logits=standard"]) == resolve("lm-1.3b")
     with pytest.raises(ConfigError, match=r"model\.first_logits is 'small' instead of 'standard'"):
         RunFolder(tmp_path).check(resolve("lm-1.3b"), "auto")
+
+
+def test_what_a_recipe_says_of_itself_is_not_said_of_another_run():
+    """Its corpus, size and time; another topology, seed or learning rate is still the recipe."""
+    words = resolve("lm-tiny").about
+    assert "standard library" in words
+    for same in (["topology=pre"], ["lr=3e-3"], ["seed=4"]):
+        assert resolve("lm-tiny", same).about == words
+    for other in (["data.train=corpus"], ["model.blocks=2"], ["train.steps=40"]):
+        assert resolve("lm-tiny", other).about == ""
+    assert resolve("lm-tiny", ["model.blocks=2", "about=mine"]).about == "mine"

@@ -82,19 +82,19 @@ def train(
         refuse(str(error))  # other processes need not wait for this one
         raise
     folder = run or default_folder(recipe, overrides or [], mode == "resume")
+    title = config.about or " ".join([recipe, *(overrides or [])])
     console = Console(stderr=True)
     if dry_run:
         from siamesenorm.train.dry_run import estimate
         from siamesenorm.train.folder import RunFolder
 
         RunFolder(folder).check(config, mode, at)
-        for line in (f"{folder}: {config.about or recipe}", *config.notes, estimate(config).sentence()):
+        for line in (f"{folder}: {title}", *config.notes, estimate(config).sentence()):
             typer.echo(line)
         return
     world = World.start(config.parallel)
     try:
-        title = f"{config.about or recipe}\n{folder}"
-        display = ConsoleDisplay(console, title) if world.is_main else Display()
+        display = ConsoleDisplay(console, f"{title}\n{folder}") if world.is_main else Display()
         result = run_training(config, folder, mode=mode, display=display, world=world, at=at)
     except Exception as error:
         if world.size > 1 and lost_another(error):

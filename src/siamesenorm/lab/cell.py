@@ -56,6 +56,7 @@ def run_cell(order: Order, send: Send) -> State:
             display=Reporter(send),
             provenance={**order.provenance, "threads": order.threads},
             alone=order.alone,
+            keep_state=False,
         )
     if result.state in ("finished", "diverged"):
         with contextlib.suppress(OSError):  # it will not go on; its weights are exported

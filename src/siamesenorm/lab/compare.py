@@ -48,7 +48,7 @@ from siamesenorm.train.parameters import share_of
 from siamesenorm.train.provenance import cores, data_hashes, origin, threads_asked_for
 from siamesenorm.train.recipes import load_recipe, resolve
 
-RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "2e-3,8e-3,3.2e-2", "0,1,2"
+RECIPE, TOPOLOGIES, LRS, SEEDS = "compare-tiny", "pre,post,siamese", "4e-3,1.6e-2,6.4e-2", "0,1,2"
 """What is compared where nothing is asked for; docs/log.md says how it was chosen."""
 GRAFTED, GRAFTED_LRS = "pre,siamese", "1e-4,1e-3"
 """The same where all runs go on from a trained model."""

@@ -112,7 +112,7 @@ def compare(
     asked = make_grid(
         recipe=recipe,
         topologies=[topologies] if isinstance(topologies, str) else list(topologies),
-        lrs=[repr(lr) for lr in ([lrs] if isinstance(lrs, (int, float)) else lrs)],
+        lrs=[lr if isinstance(lr, str) else repr(lr) for lr in ([lrs] if isinstance(lrs, (int, float, str)) else lrs)],
         seeds=[str(seed) for seed in seed_list(seeds)],
         sets=sets,
         preset=chosen,
@@ -271,4 +271,4 @@ def seed_list(seeds: Sequence[int] | int) -> Sequence[int]:
     """Seeds, or the first so many."""
     if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1):
         raise ConfigError(f"seeds: {seeds!r} is not allowed; it takes how many, or a list of them")
-    return range(seeds) if isinstance(seeds, int) else seeds
+    return range(seeds) if isinstance(seeds, int) else [seeds] if isinstance(seeds, str) else seeds

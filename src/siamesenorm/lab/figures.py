@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from siamesenorm.lab.contrast import ink, on_scale, scale
 from siamesenorm.lab.page import PALETTE, Figure, label
 from siamesenorm.lab.records import Records
 from siamesenorm.lab.statistics import Analysis, Comparison
@@ -155,25 +156,32 @@ def heat_map(records: Records, analysis: Analysis) -> Figure:
         "y": [folded(title_of(topology, setting)) for topology, setting in rows],
         "z": [[None if place is None else place.mean for place in row] for row in places],
         "text": [["" if is_empty(place) else label(short_text(place)) for place in row] for row in places],
-        "texttemplate": "%{text}",
         "hovertemplate": f"%{{y}}<br>{across}%{{x}}: %{{text}}<extra></extra>",
-        "colorscale": "Viridis",
+        "meta": {"labelled": True},
+        "colorscale": scale(),
         "reversescale": not analysis.higher_is_better,
         "xgap": 3,
         "ygap": 3,
         "colorbar": {"thickness": 12, "outlinewidth": 0},
         "hoverongaps": False,
     }
-    empty = [  # by number: plotly would take the name "0.032" for a place on the axis
-        {"x": column, "y": line, "text": label(short_text(place)).replace("✗ ", "✗<br>"), "showarrow": False}
-        for line, row in enumerate(places)
-        for column, place in enumerate(row)
-        if is_empty(place)
-    ]
+    means = [place.mean for row in places for place in row if place is not None and place.mean is not None]
+    notes = []
+    for line, row in enumerate(places):
+        for column, place in enumerate(row):
+            if place is None:
+                continue
+            # By number: plotly would take the name "0.032" for a place on the axis.
+            text = label(short_text(place)).replace("✗ ", "✗<br>" if place.mean is None else "✗ ")
+            note: dict[str, Any] = {"x": column, "y": line, "text": text, "showarrow": False}
+            if place.mean is not None:
+                share = (place.mean - min(means)) / ((max(means) - min(means)) or 1.0)
+                note["font"] = {"color": ink(on_scale(share if analysis.higher_is_better else 1 - share))}
+            notes.append(note)
     layout = {
         "xaxis": {"title": {"text": title}, "type": "category", "showgrid": False},
         "yaxis": {"type": "category", "showgrid": False},
-        "annotations": empty,
+        "annotations": notes,
     }
     return {"data": [heat], "layout": layout}
 
@@ -255,6 +263,7 @@ def cost(records: Records, analysis: Analysis) -> Figure:
                     "marker": {"color": COSTS[number]},
                     "text": [f"{share:.0f}" for share in shares],
                     "textposition": "auto",
+                    "insidetextfont": {"color": ink(COSTS[number])},
                     "hovertemplate": f"%{{x}}<br>{name}: %{{y:.1f}} %<extra></extra>",
                 }
             )

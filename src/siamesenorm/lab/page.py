@@ -97,7 +97,9 @@ class Page:
             for row in rows
         )
         below = f"<caption>{escape(caption)}</caption>" if caption else ""
-        table = f'<div class="wide"><table>{below}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        # Where it is wider than the screen it scrolls, by keys too, with a shade at the side where more is.
+        table = f"<table>{below}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        table = f'<div class="wide" tabindex="0">{table}</div>'
         self.parts.append(f"<details><summary>{escape(folded)}</summary>{table}</details>" if folded else table)
         return self
 

@@ -1,11 +1,12 @@
 """Style and script of every report page; no part of them comes from a run."""
 
 STYLE = """
-:root{--back:#ffffff;--card:#f6f7f9;--text:#16191d;--dim:#5b6470;--line:#d9dde3;--accent:#2563eb;--warn:#b45309}
+:root{--back:#ffffff;--card:#f6f7f9;--text:#16191d;--dim:#5b6470;--line:#d9dde3;--accent:#2563eb;--warn:#b45309;
+--shade:#0000004d}
 @media (prefers-color-scheme:dark){:root:not([data-theme=light]){--back:#14171b;--card:#1c2026;--text:#e8eaed;
---dim:#a0a8b3;--line:#343a43;--accent:#7aa7ff;--warn:#f0b45a}}
+--dim:#a0a8b3;--line:#343a43;--accent:#7aa7ff;--warn:#f0b45a;--shade:#ffffff59}}
 :root[data-theme=dark]{--back:#14171b;--card:#1c2026;--text:#e8eaed;--dim:#a0a8b3;--line:#343a43;--accent:#7aa7ff;
---warn:#f0b45a}
+--warn:#f0b45a;--shade:#ffffff59}
 :root[data-theme=light]{color-scheme:light}:root[data-theme=dark]{color-scheme:dark}
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--text);
@@ -37,7 +38,11 @@ figure{margin:1.5em 0;padding:14px 14px 10px;background:var(--card);border:1px s
 figcaption{margin-top:.5em}
 @media (min-width:900px){.half{display:inline-block;vertical-align:top;width:calc(50% - 8px);margin:0 0 1.5em}
 .half+.half{margin-left:8px}}
-.wide{overflow-x:auto;margin:1em 0}
+.wide{overflow-x:auto;margin:1em 0;background:
+linear-gradient(to right,var(--back) 30%,transparent) left/40px 100% no-repeat local,
+linear-gradient(to left,var(--back) 30%,transparent) right/40px 100% no-repeat local,
+linear-gradient(to right,var(--shade),transparent) left/14px 100% no-repeat scroll,
+linear-gradient(to left,var(--shade),transparent) right/14px 100% no-repeat scroll}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:.35em .9em .35em 0;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}
 th{color:var(--dim);font-weight:600}
@@ -97,7 +102,7 @@ SCRIPT = """
 
   function fitting(data) {
     return window.innerWidth >= 600 ? data : data.map(function (trace) {
-      return trace.type === "heatmap" && trace.texttemplate ? Object.assign({}, trace, { showscale: false }) : trace;
+      return trace.meta && trace.meta.labelled ? Object.assign({}, trace, { showscale: false }) : trace;
     });
   }
 

@@ -18,6 +18,7 @@ from typing import Any, Self
 from siamesenorm.tasks.own import OwnLanguageTask, OwnTask, Setting
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.facts import Facts
+from siamesenorm.train.fields import shown
 from siamesenorm.train.folder import METRICS, MetricsFile, RunFolder, State, read_metrics
 from siamesenorm.train.recipes import parse_config
 
@@ -156,10 +157,10 @@ class Recording:
         if number <= self.number:
             raise ConfigError(f"at: {number} is not allowed; it takes a step behind {self.number}")
         taken, spent = number - self.number, now - self.moment
-        self.number, self.loss, self.moment = number, float(loss), now
+        found = {name: as_number(name, value) for name, value in {"loss": loss, **numbers}.items()}
+        self.number, self.loss, self.moment = number, found.pop("loss"), now
         self.seconds += spent
-        more = {name: float(value) for name, value in numbers.items()}
-        metrics.write({"step": number, "loss": self.loss, **more, "seconds": round(spent / taken, 6)})
+        metrics.write({"step": number, "loss": self.loss, **found, "seconds": round(spent / taken, 6)})
         if now - self.written >= SECONDS:
             self.written = now
             self._status("running")
@@ -168,7 +169,7 @@ class Recording:
         """Held-out data were measured: loss, accuracy, or others that `higher_is_better` names; also behind the end."""
         over = self.metrics is None and self.state in ENDED
         metrics = MetricsFile(self.folder / METRICS) if over else self._open()
-        self.evaluation = {name: float(value) for name, value in numbers.items()}
+        self.evaluation = {name: as_number(name, value) for name, value in numbers.items()}
         metrics.write({"step": self.number, "evaluation": self.evaluation})
         if over:
             metrics.close()
@@ -228,3 +229,11 @@ def _known(task: str) -> dict[str, bool]:
     """Which way the numbers point that need no word about it."""
     kinds = {kind.name: kind for kind in (OwnTask, OwnLanguageTask)}
     return {name: metric.higher for name, metric in kinds[task].metrics.items() if metric.higher is not None}
+
+
+def as_number(name: str, value: Any) -> float:
+    """A number, or a tensor or array of one."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"{name}: {shown(value)} is not allowed; it takes a number") from None

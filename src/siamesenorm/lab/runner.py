@@ -128,7 +128,8 @@ class LocalEngine:
         self.context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
             # torch._dynamo: building a model on `meta` imports it, 1.7 s in every cell otherwise.
-            self.context.set_forkserver_preload(["siamesenorm.lab.cell", "siamesenorm.train.loop", "torch._dynamo"])
+            late = ["torch._dynamo", "torch.utils.tensorboard"]
+            self.context.set_forkserver_preload(["siamesenorm.lab.cell", "siamesenorm.train.loop", *late])
 
     def run(self, plan: Sequence[Progress], provenance: dict[str, Any], watcher: Watcher) -> bool:
         """Run what is not done yet; False if it was interrupted, which has saved what was running."""

@@ -19,11 +19,26 @@ def verdict(analysis: Analysis) -> list[str]:
     settings = list(dict.fromkeys(c.setting for c in analysis.best_lr))
     wanted = sorted(analysis.best_lr, key=lambda c: (settings.index(c.setting), not c.clear))
     sentences = _too_small(analysis) or [_compared(analysis, comparison) for comparison in wanted]
+    sentences += _same(analysis)
     sentences += [_nowhere(found) for found in analysis.ranges if found.best is None]
     sentences += _noise(analysis)
     sentences += _rates(analysis)
     sentences += [text for cost in analysis.costs if (text := _cost(analysis, cost))]
     return [*sentences, *_chosen(analysis), analysis.conditions.sentence()]
+
+
+def _same(analysis: Analysis) -> list[str]:
+    """Topologies whose runs cannot be told apart at all: what was trained did not depend on them."""
+    by_topology: dict[str, dict[tuple[str, float], dict[int, float]]] = {}
+    for place in analysis.places:
+        by_topology.setdefault(place.topology, {})[place.setting, place.lr] = place.scores
+    baseline = by_topology.get(analysis.baseline, {})
+    return [
+        f"Every run of {topology} ended with the very number of {analysis.baseline}'s: the model does not seem to "
+        "depend on the topology that it is given."
+        for topology, scores in by_topology.items()
+        if topology != analysis.baseline and scores == baseline and any(scores.values())
+    ]
 
 
 def _too_small(analysis: Analysis) -> list[str]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import Batch as Batch
+from siamesenorm.field_errors import PlainModel
 from siamesenorm.tasks.metrics import Metric, Metrics
 from siamesenorm.tasks.sharing import Gather
 
@@ -36,7 +37,7 @@ class HowComputed:
 HOW = HowComputed()
 
 
-class Section(BaseModel):
+class Section(PlainModel):
     """A part of the configuration; unknown fields are refused, and text is not taken for a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

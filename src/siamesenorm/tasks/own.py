@@ -10,6 +10,7 @@ with given(Given(make_model, array)):
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -134,6 +135,7 @@ class OwnTask(Task):
 
     def build_model(self) -> nn.Module:
         """What the function makes of the topology, with first weights of the seed."""
+        check_maker(self.given.make_model, self.topology)
         with seeded(self.seed):
             model = self.given.make_model(self.topology)
         if not isinstance(model, nn.Module):
@@ -310,3 +312,20 @@ def check_model(task: OwnTask) -> None:
         loss = task.loss(model, {"batch": moved})
     if not loss.total.requires_grad:
         raise DataError("loss: it does not depend on the model's parameters; it takes one that can be differentiated")
+
+
+def check_maker(make_model: Any, topology: str) -> None:
+    """Raise where what is to make models is a model itself, or cannot be given a topology."""
+    if isinstance(make_model, nn.Module):
+        raise DataError(
+            f"model: a {type(make_model).__name__} is not allowed; it takes a function that is given a topology and "
+            "returns a fresh model"
+        )
+    try:
+        inspect.signature(make_model).bind(topology)
+    except TypeError as error:
+        raise DataError(
+            f"model: {name_of(make_model)} cannot be given a topology ({error}); it takes a function of one argument"
+        ) from None
+    except ValueError:  # what is written in C has no signature
+        pass

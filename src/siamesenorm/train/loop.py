@@ -64,6 +64,7 @@ def train(
     provenance: dict[str, Any] | None = None,
     alone: bool = True,
     at: int | None = None,
+    keep_state: bool = True,
 ) -> Result:
     """Train a configuration in a folder, from its newest checkpoint if there is one.
 
@@ -71,6 +72,7 @@ def train(
     at: go on from an older checkpoint, that of this step; the metrics behind it are kept aside.
     provenance: what cell.json says of where it comes from; default: this process, its command, hashes of its data.
     alone: whether this process does nothing else, so that its memory is the run's.
+    keep_state: whether a finished run leaves a checkpoint of its last step beside its weights.
     A run that diverges ends with the state ``diverged``; bad input raises `ConfigError` before anything is written.
     """
     own = world is None
@@ -101,7 +103,7 @@ def train(
             changed = changes(run.config(), config) if world.is_main and run.exists and mode != "restart" else []
             world.agree_with_main(lambda: run.begin(config, mode))
             world.agree_with_main(lambda: facts.begin(anew=mode == "restart"))
-            loop = Loop(engine, run, display or QuietDisplay(), changed)
+            loop = Loop(engine, run, display or QuietDisplay(), changed, keep_state=keep_state)
             stack.callback(loop.close)
             result = loop.run(at)
             if world.is_main:
@@ -140,7 +142,16 @@ def _finished(run: RunFolder, done: dict[str, Any]) -> Result:
 class Loop:
     """One process's part of a run."""
 
-    def __init__(self, engine: Engine, run: RunFolder, display: Display, changed: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        run: RunFolder,
+        display: Display,
+        changed: Sequence[str] = (),
+        *,
+        keep_state: bool = True,
+    ) -> None:
+        self.keep_state = keep_state
         config, task, world = engine.config, engine.task, engine.world
         self.changed = changed
         """What is not as it was when the run was begun or last resumed."""
@@ -384,7 +395,7 @@ class Loop:
         succeeded, facts = True, {}
         if state == "diverged":
             message = f"diverged at step {self.step + 1}: {message}"
-        elif self.saved != self.step:
+        elif self.saved != self.step and (self.keep_state or state != "finished"):
             succeeded = self.save(wait=True)
         succeeded = self.store.finish() and succeeded
         if state == "finished":

@@ -35,6 +35,9 @@ Recipe = str | Path | Mapping[str, Any]
 ENDING = ".yaml"
 SMALL = ("-tiny", "-digits", "-fashion")
 """How names of recipes for a CPU end; of DeiT, tiny is one of the paper's sizes."""
+LENGTHS = {"train.steps", "train.tokens", "train.epochs", "train.batch_size"}
+OF_THE_RECIPE = {"data.train", "model.dim", "model.blocks", *LENGTHS}
+"""Fields that a recipe's words are about."""
 DEEPEST = 8
 """Recipes that may be based on one another."""
 
@@ -57,6 +60,8 @@ def resolve(recipe: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> R
     if isinstance(steps, dict) and steps.get("init_model") is True and not is_run(recipe):
         merged = {**values, "model": source_model(steps.get("init_from"), str(merged["task"]))}
         apply_overrides(merged, overrides, kind)
+    if OF_THE_RECIPE & named and "about" not in named:
+        merged["about"] = ""  # what the recipe says of its corpus, size and time is not true of this run
     note = fit_warmup(merged, values, named)
     config = parse_config(merged)
     config._notes = (note,) if note else ()

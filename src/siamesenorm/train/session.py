@@ -44,8 +44,9 @@ def train_recipe(
     """
     overrides = as_overrides(fields)
     config = resolve(str(recipe), overrides)
+    title = config.about or " ".join([str(recipe), *overrides])
     out = default_folder(str(recipe), overrides, at is not None) if folder is None else Path(folder)
-    display = Display() if quiet else ConsoleDisplay(_console(), f"{config.about or recipe}\n{out}")
+    display = Display() if quiet else ConsoleDisplay(_console(), f"{title}\n{out}")
     return train(config, out, mode="restart" if restart else "auto", display=display, at=at)
 
 
