@@ -103,7 +103,8 @@ def _method(study: Study, result: StudyResult) -> list[str]:
         "nothing counts as the worst of its part; none is dropped.",
         "- Chances are Holm's over all comparisons that a part has in the plan, made or not; intervals are "
         "Bonferroni's, so that all of a part hold together. Nothing is judged before all its seeds are there.",
-        f"- Machines: {', '.join(machines) or 'none yet'}. Times are processor seconds of a run a step, the median.",
+        f"- Machines: {', '.join(machines) or 'none yet'}. Times are processor seconds of a run a step, the median; "
+        "other programs on the machine lengthen them, so that those of a few runs say little.",
         *(f"- Corpus `{name}`: {corpus.about}" for name, corpus in plan.corpora.items() if corpus.about),
         f"- All figures: [{RESULTS}]({RESULTS}); every run: [{LEDGER}]({LEDGER}); "
         f"plans so far: [{HISTORY}]({HISTORY}).",
