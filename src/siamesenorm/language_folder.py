@@ -19,6 +19,11 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
+def is_model(path: Path) -> bool:
+    """Whether a path is a Hugging Face folder or a GGUF file."""
+    return is_model_folder(path) or (path.suffix.lower() == ".gguf" and path.is_file())
+
+
 def open_model_folder(folder: Path, field: str) -> tuple[LanguageModel, Tokenizer | None]:
     """The folder's model in float32, and its tokenizer; `field` is what an error begins with."""
     from siamesenorm.data.tokenizer import FILE, end_token, load_tokenizer
@@ -62,7 +67,7 @@ def model_config_of(folder: Path, field: str) -> LMConfig:
     from siamesenorm.data.reading import read_object
 
     package, foreign, loading = _rooms(folder, field)
-    if read_object(folder / "config.json", field, strict=False).get("model_type") == OURS:
+    if folder.is_dir() and read_object(folder / "config.json", field, strict=False).get("model_type") == OURS:
         with foreign.read_by_others(field, folder):
             ours: LMConfig = package.SiameseNormConfig.from_pretrained(str(folder)).to_lm_config()
         return ours

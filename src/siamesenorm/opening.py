@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from siamesenorm.language_folder import is_model
+
 if TYPE_CHECKING:
     import torch
     from torch import nn
@@ -75,13 +77,6 @@ def is_run(path: Path) -> bool:
     from siamesenorm.train.folder import CONFIG
 
     return (path / CONFIG).is_file() and not is_model(path)
-
-
-def is_model(path: Path) -> bool:
-    """Whether a path is a Hugging Face folder or a GGUF file."""
-    from siamesenorm.language_folder import is_model_folder
-
-    return is_model_folder(path) or (path.suffix.lower() == ".gguf" and path.is_file())
 
 
 def check_model(path: Path, field: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,9 @@ from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.gguf.tokenizer import CUTS, read_tokenizer, tokenizer_metadata
 from siamesenorm.interop.huggingface.tokenizer import as_fast
 from siamesenorm.interop.pretrained.stock_config import differences
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.train.recipes import resolve
+from siamesenorm.train.starting import starting_weights
 
 from .gguf_files import BF16, F16, F32, Q4_0, Q4_1, Q8_0, write_gguf
 from .pretrained_models import LLAMA3, SHAPE, saved, their_model
@@ -101,11 +105,14 @@ def test_a_file_has_the_logits_of_its_model(layout, tmp_path):
         assert far(model(IDS).logits, theirs(IDS).logits) < 1e-5
 
 
-def test_a_file_is_grafted_as_it_is(tmp_path):
+def test_a_file_is_grafted_and_trained_on_as_it_is(tmp_path):
     theirs = llama()
     file = as_file(tmp_path / "model.gguf", theirs, Q8_0)
     command = ["graft", str(file), str(tmp_path / "out"), "--to", "attnres", "--tokens", "64", "--no-remote-code"]
     assert main(command) == 0
+    config = resolve("lm-tiny", [f"init_from={file}", "init_model=true"])  # and runs begin with it
+    start = starting_weights(config, SimpleNamespace(model_of=lambda config: LanguageModel(config.model)))
+    assert torch.equal(start.weights["head.weight"], theirs.lm_head.weight)
     model, tokenizer = siamesenorm.load(tmp_path / "out")
     assert (model.config.topology, tokenizer) == ("attnres:sum=true", None)
     with torch.no_grad():

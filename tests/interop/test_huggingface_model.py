@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from closeness import assert_same_but_for_rounding, assert_same_gradients
 from siamesenorm.interop.huggingface import (
@@ -15,6 +16,7 @@ from siamesenorm.interop.huggingface import (
     from_language_model,
     to_language_model,
 )
+from siamesenorm.interop.huggingface.blocks import eager_attention
 from siamesenorm.models.lm import LanguageModel, LMConfig, generate
 from siamesenorm.residual import TOPOLOGIES
 
@@ -423,3 +425,18 @@ def test_generate_is_the_librarys_generate():
     expected = generate(model, ids, max_new_tokens=8)
     found = from_language_model(model).generate(ids, max_new_tokens=8, do_sample=False)
     assert found[:, ids.shape[1] :].tolist() == expected
+
+
+def test_an_attention_that_gives_rows_of_tokens_is_taken(monkeypatch):
+    """As vLLM's does in its Transformers backend."""
+
+    def rows_of_tokens(module, query, key, value, mask, **options):
+        out, weights = eager_attention(module, query, key, value, mask, options["scaling"])
+        return out.flatten(2).squeeze(0), weights
+
+    model, ids = causal_lm(), tokens(batch=1)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(ids).logits
+        monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "get_interface", lambda *_: rows_of_tokens)
+        torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=0)

@@ -146,8 +146,7 @@ class Source:
 
 def open_source(folder: Path, at: int | None) -> Source:
     """The model of a folder or GGUF file, and whether it is that of a run which goes on."""
-    from siamesenorm.language_folder import model_of
-    from siamesenorm.opening import is_model
+    from siamesenorm.language_folder import is_model, model_of
     from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.folder import RunFolder
     from siamesenorm.train.live_graft import open_live

@@ -106,7 +106,7 @@ class StepsConfig(Section):
     init_from: str | None = Field(
         default=None,
         min_length=1,
-        description="Weights to begin with: a run, a Hugging Face folder or a safetensors file; null: first weights.",
+        description="Weights to begin with: run, Hugging Face folder, GGUF or safetensors file; null: first weights.",
     )
     init_model: bool = Field(
         default=False,

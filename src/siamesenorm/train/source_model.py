@@ -7,7 +7,7 @@ from typing import Any
 
 from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_header
-from siamesenorm.language_folder import is_model_folder, model_config_of
+from siamesenorm.language_folder import is_model, model_config_of
 from siamesenorm.train.errors import ConfigError
 
 FIELD = "train.init_from"
@@ -23,13 +23,13 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
 
         config = RunFolder(place).config()
         fields, theirs = config.model.model_dump(mode="json"), config.task
-    elif place.is_dir() and is_model_folder(place):
+    elif is_model(place):
         fields, theirs = model_config_of(place, FIELD).model_dump(mode="json"), "language"
     elif place.is_file():
         fields, theirs = _header(place)
     else:
         raise ConfigError(
-            f"{FIELD}: {source!r} is not there; it takes a run, a Hugging Face folder or a safetensors file"
+            f"{FIELD}: {source!r} is not there; it takes a run, a Hugging Face folder, a GGUF or safetensors file"
         )
     if theirs != task:
         raise ConfigError(f"{FIELD}: {source!r} is a model of {theirs}; the run is one of {task}")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
-from siamesenorm.language_folder import is_model_folder, open_model_folder
+from siamesenorm.language_folder import is_model, open_model_folder
 from siamesenorm.layers.lora import is_factor
 from siamesenorm.models.stack import current_name
 from siamesenorm.tasks import Task
@@ -94,14 +94,14 @@ def _read(source: Path, task: str) -> Found:
             return _dumped(language.config.model), language.model.state_dict(), language.tokenizer
         trained = open_trained(source, task)
         return _dumped(trained.config.model), trained.model.state_dict(), None
-    if source.is_dir() and is_model_folder(source):
+    if is_model(source):
         if task != "language":
             raise ConfigError(f"{FIELD}: {str(source)!r} is a language model; the run is one of {task}")
         model, tokenizer = open_model_folder(source, FIELD)
         return _dumped(model.config), model.state_dict(), tokenizer
     if not source.is_file():
         raise ConfigError(
-            f"{FIELD}: {str(source)!r} is not there; it takes a run, a Hugging Face folder or a safetensors file"
+            f"{FIELD}: {str(source)!r} is not there; it takes a run, a Hugging Face folder, a GGUF or safetensors file"
         )
     weights, header = read_tensors(source, FIELD)
     if header.get("task", task) != task:
