@@ -100,7 +100,8 @@ def export_language(
     source: Path, target: Path, to: str, dtype: Any, tokenizer: bool, remote_code: bool, overwrite: bool, size: int
 ) -> None:
     """A language model as a folder of ours, of a stock architecture, or as a GGUF file."""
-    from siamesenorm.opening import is_model, open_source
+    from siamesenorm.language_folder import is_model
+    from siamesenorm.opening import open_source
     from siamesenorm.tasks.corpora import saved_template
 
     rooms = {"hf": ("huggingface", "export", "hf"), "gguf": ("gguf.exporter", "export_gguf", "gguf")}
