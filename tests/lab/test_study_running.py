@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -9,7 +10,8 @@ from siamesenorm.cli import main
 from siamesenorm.lab.runner import ThisProcess
 from siamesenorm.lab.study.merging import merge_records
 from siamesenorm.lab.study.page import write_results
-from siamesenorm.lab.study.record import LEDGER, read_ledger
+from siamesenorm.lab.study.pictures import DIFFERENCES, TRIED
+from siamesenorm.lab.study.record import LEDGER, read_ledger, write_ledger
 from siamesenorm.lab.study.running import challenge, left, open_study, run_study
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.provenance import hash_of
@@ -126,6 +128,25 @@ def test_the_page_says_what_has_not_been_run(first, tmp_path):
     assert "there is no result" in page
     assert page.count("not yet run") >= 2
     assert json.loads((tmp_path / "nothing" / "results.json").read_text())["parts"][0]["done"] == 0
+
+
+def test_without_matplotlib_pictures_of_an_earlier_page_are_not_shown(first, tmp_path, monkeypatch):
+    folder, *_ = first
+    shutil.copytree(folder / "results", tmp_path / "results")
+    for name in (DIFFERENCES, TRIED):
+        (tmp_path / "results" / name).write_text("<svg/>")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = write_results(open_study(folder / "plan.yaml", tmp_path / "results")).read_text()
+    assert ".svg" not in page
+
+
+def test_lines_of_records_end_where_json_says(first, tmp_path):
+    """A machine's name may hold what Python takes for the end of a line."""
+    folder, *_ = first
+    known = read_ledger(folder / "results")
+    odd = {key: record.model_copy(update={"machine": "a\u2028b\x85c"}) for key, record in known.items()}
+    write_ledger(tmp_path, odd)
+    assert read_ledger(tmp_path) == odd
 
 
 def test_what_is_left_is_counted_by_stage(first):

@@ -102,9 +102,11 @@ def _method(study: Study, result: StudyResult) -> list[str]:
         "- Pairs share seed, first weights as far as shapes agree, and order of data. A run that diverged or learnt "
         "nothing counts as the worst of its part; none is dropped.",
         "- Chances are Holm's over all comparisons that a part has in the plan, made or not; intervals are "
-        "Bonferroni's, so that all of a part hold together. Nothing is judged before all its seeds are there.",
+        "Bonferroni's, so that those of the differences of a part hold together; those of speed-ups hold each alone. "
+        "Nothing is judged before all its seeds are there.",
         f"- Machines: {', '.join(machines) or 'none yet'}. Times are processor seconds of a run a step, the median; "
-        "other programs on the machine lengthen them, so that those of a few runs say little.",
+        "other programs on the machine lengthen them, so that those of a few runs say little. Ratios are of runs on "
+        "the same machine with the same versions and threads.",
         *(f"- Corpus `{name}`: {corpus.about}" for name, corpus in plan.corpora.items() if corpus.about),
         f"- All figures: [{RESULTS}]({RESULTS}); every run: [{LEDGER}]({LEDGER}); "
         f"plans so far: [{HISTORY}]({HISTORY}).",
