@@ -37,6 +37,8 @@ DIGITS = 6
 LOOKED_AT = 1024
 """Tokens in which the largest activation is looked for."""
 WORST = ("diverged", "stuck")
+PLAN_DIGITS = 12
+"""Of the hash of a plan."""
 
 
 class Record(BaseModel):
@@ -157,7 +159,7 @@ def record_of(cell: StudyCell, folder: Path, metric: str, plan: str) -> Record:
         step_seconds=_short(run.step_seconds),
         processor_seconds=run.facts.get("processor_seconds"),
         memory_bytes=run.facts.get("memory_bytes"),
-        plan=plan[:12],
+        plan=plan[:PLAN_DIGITS],
         versions={
             name: text for name, text in run.facts.get("versions", {}).items() if name in ("siamesenorm", "torch")
         },
