@@ -13,6 +13,7 @@ from torch import nn
 
 from siamesenorm.residual import TOPOLOGIES, InitRule, Link, Residual, SublayerNeeds, Topology
 from siamesenorm.residual.options import describe_type
+from siamesenorm.residual.registry import register_waiting
 
 BLOCKS = 12
 DIM = 768
@@ -130,6 +131,7 @@ class TopologyFacts:
 
 def catalogue() -> list[TopologyFacts]:
     """The facts of every registered topology with its default options."""
+    register_waiting()
     return [describe(name) for name in TOPOLOGIES]
 
 

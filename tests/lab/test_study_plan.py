@@ -47,6 +47,13 @@ def with_(path, value):
         ("arms", {"pre": "pre", "a/b": "post"}, "arms: the name 'a/b' is not allowed; it takes up to 40 letters"),
         ("parts.0.name", "a\n| b", "is not allowed; it takes words on one line"),
         ("colour", "red", "unknown field 'colour'"),
+        ("sensitivity", {"rates": [1e-3, 0]}, "sensitivity.rates: 0 is not allowed; it takes finite numbers above 0"),
+        ("sensitivity", {"rates": [1e-3, float("inf")]}, "sensitivity.rates"),
+        ("sensitivity", {"rates": [1e-3, 0.001]}, "sensitivity.rates: 0.001 stands twice"),
+        ("sensitivity", {"rates": [1e-3, 10**400]}, "it takes a number that a float holds"),
+        ("stress", {"factors": [-2.0]}, "stress.factors: -2 is not allowed; it takes finite numbers above 0"),
+        ("stress", {"factors": [2, 2.0000001]}, "stress.factors: 2 stands twice"),
+        ("search.space", {"optimizer.lr": {"low": 1, "high": 10**400}}, "it takes a number that a float holds"),
     ],
 )
 def test_a_plan_that_is_none_is_refused_in_one_sentence(path, value, words):
@@ -140,3 +147,19 @@ def test_what_was_changed_in_a_plan_is_said_field_by_field():
         "parts.first.configurations: 4 became 9",
         "arms.gr: 'gr' is new",
     ]
+
+
+def test_an_order_an_empty_section_and_a_kind_of_number_are_changes_too():
+    """Each of them changes the hash of a plan, so each is said."""
+    part = plan_values()["parts"][0]
+    one = {"set": {}, "weight": 1, "parts": [{**part, "name": name} for name in "abc"]}
+    assert changes(one, one) == []
+    assert changes(one, {**one, "parts": [one["parts"][n] for n in (0, 2, 1)]}) == [
+        "parts: the order a, b, c became a, c, b"
+    ]
+    assert changes(one, {**one, "set": None}) == ["set: {} became null"]
+    assert changes({"weight": 1}, {"weight": 1, "set": {}}) == ["set: {} is new"]
+    assert changes(one, {**one, "weight": 1.0}) == ["weight: 1 became 1.0"]
+    fewer = changes(one, {**one, "parts": one["parts"][1:]})
+    assert fewer
+    assert not any("order" in sentence for sentence in fewer)

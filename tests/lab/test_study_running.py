@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 
@@ -9,7 +10,8 @@ from siamesenorm.cli import main
 from siamesenorm.lab.runner import ThisProcess
 from siamesenorm.lab.study.merging import merge_records
 from siamesenorm.lab.study.page import write_results
-from siamesenorm.lab.study.record import LEDGER, read_ledger
+from siamesenorm.lab.study.pictures import DIFFERENCES, TRIED
+from siamesenorm.lab.study.record import LEDGER, read_ledger, write_ledger
 from siamesenorm.lab.study.running import challenge, left, open_study, run_study
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.provenance import hash_of
@@ -128,6 +130,25 @@ def test_the_page_says_what_has_not_been_run(first, tmp_path):
     assert json.loads((tmp_path / "nothing" / "results.json").read_text())["parts"][0]["done"] == 0
 
 
+def test_without_matplotlib_pictures_of_an_earlier_page_are_not_shown(first, tmp_path, monkeypatch):
+    folder, *_ = first
+    shutil.copytree(folder / "results", tmp_path / "results")
+    for name in (DIFFERENCES, TRIED):
+        (tmp_path / "results" / name).write_text("<svg/>")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = write_results(open_study(folder / "plan.yaml", tmp_path / "results")).read_text()
+    assert ".svg" not in page
+
+
+def test_lines_of_records_end_where_json_says(first, tmp_path):
+    """A machine's name may hold what Python takes for the end of a line."""
+    folder, *_ = first
+    known = read_ledger(folder / "results")
+    odd = {key: record.model_copy(update={"machine": "a\u2028b\x85c"}) for key, record in known.items()}
+    write_ledger(tmp_path, odd)
+    assert read_ledger(tmp_path) == odd
+
+
 def test_what_is_left_is_counted_by_stage(first):
     folder, *_ = first
     found = left(open_study(folder / "plan.yaml", folder / "results"))
@@ -156,6 +177,90 @@ def test_records_of_several_machines_are_merged_and_disagreements_told(first, tm
     assert "the first one counts" in told[1]
     with pytest.raises(ConfigError, match="--merge"):
         merge_records(study, [tmp_path])
+
+
+def test_merging_into_a_new_folder_leaves_word_of_the_plan_and_the_page_names_those_of_the_records(first, tmp_path):
+    folder, *_ = first
+    known = list(read_ledger(folder / "results").values())
+    other = [record.model_copy(update={"plan": "ab" * 6, "when": "2020-01-01T00:00Z"}) for record in known[:3]]
+    (tmp_path / "from").mkdir()
+    write_ledger(tmp_path / "from", {record.key: record for record in [*other, *known[3:]]})
+    study = open_study(folder / "plan.yaml", tmp_path / "new")
+    merge_records(study, [tmp_path / "from"])
+    assert (tmp_path / "new" / "plan.yaml").read_bytes() == (folder / "plan.yaml").read_bytes()
+    again = open_study(folder / "plan.yaml", tmp_path / "new")
+    assert [version.digest for version in again.history] == [study.file.digest]
+    page = write_results(again).read_text()
+    assert "first run 2020-01-01T00:00Z" in page
+    assert f"`abababababab…`: 3 runs, `{study.file.digest[:12]}…` (this one): 5 runs" in page
+    assert "abababababab" not in write_results(open_study(folder / "plan.yaml", folder / "results")).read_text()
+
+
+def test_what_another_process_wrote_since_the_folder_was_read_is_kept(first, tmp_path):
+    """Two studies are opened, then run or merged one after the other: neither undoes the other's records."""
+    folder, *_ = first
+    lines = (folder / "results" / LEDGER).read_text().splitlines(keepends=True)
+    out = tmp_path / "out"
+    shutil.copytree(folder / "results", out)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / LEDGER).write_text(lines[0])
+    for late in (
+        lambda study: merge_records(study, [tmp_path / "more"]),
+        lambda study: run_study(study, Counting(stop=0), tmp_path / "cells", parts=["first"]),
+    ):
+        (out / LEDGER).write_text("".join(lines[:2]))
+        study = open_study(folder / "plan.yaml", out)
+        (out / LEDGER).write_text("".join(lines))
+        late(study)
+        assert len(study.records) == len(read_ledger(out)) == 8
+
+
+def test_a_folder_of_something_else_is_refused_before_anything_is_written(first, tmp_path, capsys):
+    folder, *_ = first
+    (tmp_path / "README.md").write_text("mine")
+    for more in ([], ["--page"], ["--merge", str(folder / "results")]):
+        assert main(["study", str(folder / "plan.yaml"), "-o", str(tmp_path), *more]) == 2
+        heard = capsys.readouterr().err
+        assert "it takes a new or empty folder, or one with a study's records.jsonl" in heard
+        assert heard.count("\n") == 1
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("README.md", "mine")]
+    new = tmp_path / "new"
+    for _ in range(2):  # a page of nothing is a study's folder too
+        assert main(["study", str(folder / "plan.yaml"), "-o", str(new), "--page"]) == 0
+    for option in ("--status", "--dry-run"):
+        merge = ["--merge", str(folder / "results"), option]
+        assert main(["study", str(folder / "plan.yaml"), "-o", str(tmp_path / "other"), *merge]) == 2
+        assert f"--merge: is not allowed with {option}" in capsys.readouterr().err
+
+
+def test_an_error_of_the_system_inside_a_run_is_not_one_of_the_results_folder(first, tmp_path):
+    class Broken(Counting):
+        def run(self, places, provenance, watcher):
+            raise OSError(24, "Too many open files")
+
+    folder, *_ = first
+    with pytest.raises(OSError, match="Too many open files"):
+        run_study(open_study(folder / "plan.yaml", tmp_path / "out"), Broken(), tmp_path / "cells", parts=["first"])
+
+
+def test_every_challenge_is_a_run_of_its_own_and_a_failure_is_told(first, tmp_path):
+    folder, *_ = first
+    study, engine = open_study(folder / "plan.yaml", folder / "results"), Counting()
+    cell = study.cells(study.file.plan.parts[0])[1]
+    for _ in range(2):
+        challenge(study, cell, engine, tmp_path / "cells")
+    assert engine.names == [cell.title] * 2
+    challenge(study, cell, Counting(stop=0), tmp_path / "cells")  # stopped: the next one goes on with it
+    challenge(study, cell, engine, tmp_path / "cells")
+    assert sorted(path.name for path in (tmp_path / "cells" / "challenges").iterdir()) == ["1", "2", "3"]
+
+    class Failing(Counting):
+        def run(self, places, provenance, watcher):
+            places[0].state, places[0].message = "failed", "no memory left"
+            return True
+
+    with pytest.raises(ConfigError, match=r"search-0' failed: no memory left"):
+        challenge(study, cell, Failing(), tmp_path / "cells")
 
 
 def test_a_challenge_runs_one_cell_again_and_leaves_the_records_alone(first, tmp_path):

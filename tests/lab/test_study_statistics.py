@@ -18,6 +18,7 @@ from siamesenorm.lab.study.cells import cells_of
 from siamesenorm.lab.study.law import fit_law, left_out, speedup
 from siamesenorm.lab.study.plan import parse_plan
 from siamesenorm.lab.study.record import spikes_of
+from siamesenorm.lab.study.sections import main_table, speedups
 
 from .study_records import fill, noise, plan_file, plan_values
 
@@ -151,7 +152,50 @@ def test_sensitivity_is_the_mean_rise_over_the_rates_cut_at_the_first_loss():
     assert part.arm("pre").sensitivity == pytest.approx((3.5 + 0.5 + 0 + 3.5) / 4)  # 5.5 is the first loss
     assert part.worst == 3.2  # rates that are far too low do not make a lost run worse
     cells = [c for c in cells_of(file, file.plan.parts[0], records) if (c.arm, c.stage) == ("pre", "sensitivity")]
-    assert sensitivity_of([records[cell.key] for cell in cells]) == part.arm("pre").sensitivity
+    assert sensitivity_of([records[cell.key] for cell in cells], "loss") == part.arm("pre").sensitivity
+
+
+def test_sensitivity_and_laws_are_of_losses_alone():
+    """The first loss is no level of a perplexity, and a perplexity falls by no such law."""
+    values = plan_values(sensitivity={"rates": [1e-3, 1e-2]}, metric="perplexity")
+    values["parts"][0]["sensitivity"] = True
+    file = plan_file(**values)
+    result = analyse_study(file, fill(file, lambda cell: 9.0 + cell.lr))
+    assert result.parts[0].arm("pre").sensitivity is None
+    assert result.parts[0].arm("pre").rates == pytest.approx({1e-3: 9.001, 1e-2: 9.01})
+    assert result.laws == ()
+    assert "the law is one of losses" in speedups(file.plan, result)[0]
+
+
+def test_the_plan_says_which_chance_is_small_enough():
+    arms = [arm("pre", [2.0, 2.1, 2.05, 2.02]), arm("a", [1.97, 2.09, 2.0, 1.96])]
+    usual = compared_with_baseline(PLAN, arms, 3.2)["a"]
+    assert 0.01 < usual.corrected_p < 0.05
+    assert usual.clear
+    strict = parse_plan(plan_values(statistics={"confidence": 0.99}))
+    found = compared_with_baseline(strict, arms, 3.2)["a"]
+    assert found.corrected_p == usual.corrected_p
+    assert not found.clear
+    assert found.difference.high > 0  # the interval says the same
+
+
+def test_times_are_compared_on_one_machine_with_the_same_versions_and_threads():
+    """Of an arm that ran on a slow machine and a baseline that ran on a fast one there is no ratio."""
+    file = plan_file()
+    known = fill(file, lambda cell: 2.0)
+
+    def ratio(change):
+        """Of records of siamese, `change` put into each."""
+        some = {key: r.model_copy(update=change(r)) if r.arm == "siamese" else r for key, r in known.items()}
+        (part,) = analyse_study(file, some).parts
+        row = next(line for line in main_table(file.plan, part) if line.startswith("| `siamese`"))
+        return part.arm("siamese").step_ratio, row.split(" | ")[6]
+
+    assert ratio(lambda r: {"processor_seconds": 6.0}) == (pytest.approx(1.5), "1.50×")
+    for other in ({"machine": "two"}, {"versions": {"torch": "2"}}, {"threads": 8}):
+        assert ratio(lambda r, other=other: {"processor_seconds": 40.0, **other}) == (None, "–")
+        mixed = ratio(lambda r, other=other: {"processor_seconds": 40.0, **other} if r.stage == "fresh" else {})
+        assert mixed == (pytest.approx(1), "1.00×")
 
 
 def test_spikes_are_counted_behind_the_first_hundred_steps():
@@ -209,6 +253,23 @@ def test_no_difference_is_a_speedup_of_the_throughput_alone():
     assert beyond.time == beyond.high == math.inf
 
 
+def test_a_speedup_of_few_seeds_has_no_interval_and_draws_without_a_law_are_unknown():
+    how = {"resamples": 400, "confidence": 0.95}
+    exact = [(c, [law(c)] * 3) for c in COMPUTE]
+    assert speedup(exact, 1e12, [-0.01] * 3, 1.0, **how).low is not None
+    for points, pairs in ((exact, [-0.01] * 2), ([*exact[:-1], (COMPUTE[-1], [law(COMPUTE[-1])] * 2)], [-0.01] * 3)):
+        found = speedup(points, 1e12, pairs, 1.0, **how)
+        assert found.time > 1
+        assert (found.low, found.high) == (None, None)
+    noisy = [(1e12, [2.0, 2.2, 1.8]), (2e12, [1.95, 2.2, 1.75]), (4e12, [1.9, 2.1, 1.7])]
+    found = speedup(noisy, 1e12, [-0.01] * 3, 1.0, **how)
+    assert 0.025 < found.unknown / 400 < 0.9  # many draws rise with compute
+    assert (found.low, found.high) == (None, None)
+    nowhere = speedup(exact, 1e12, [-0.01] * 3, None, **how)
+    assert nowhere.steps > 1
+    assert (nowhere.time, nowhere.low) == (None, None)
+
+
 def test_speedups_need_three_sizes_with_all_their_seeds():
     sizes = {name: {"set": {"train.steps": steps}} for name, steps in (("s", 40), ("m", 80), ("l", 160))}
     parts = [{"name": name, "corpus": "code", "size": name, "configurations": 1, "seeds": 4} for name in sizes]
@@ -222,6 +283,10 @@ def test_speedups_need_three_sizes_with_all_their_seeds():
     result = analyse_study(file, records)
     assert [part.arm("siamese").speedup.steps for part in result.parts] == pytest.approx([2, 2, 2], rel=0.05)
     assert result.parts[0].arm("pre").speedup is None
+    # a longer run of another plan, at the same place and the first on record, is none of its points
+    stray = next(r for r in records.values() if (r.arm, r.stage, r.size) == ("pre", "fresh", "s"))
+    with_stray = {"f" * 16: stray.model_copy(update={"key": "f" * 16, "samples": 1000 * stray.samples}), **records}
+    assert analyse_study(file, with_stray).laws == result.laws
     last = next(key for key, record in reversed(records.items()) if record.arm == "pre" and record.stage == "fresh")
     del records[last]
     assert all(found.speedup is None for part in analyse_study(file, records).parts for found in part.arms)

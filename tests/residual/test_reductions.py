@@ -7,7 +7,7 @@ import torch
 from torch.func import jacrev
 from torch.testing import assert_close
 
-from siamesenorm.residual import NormSpec
+from siamesenorm.residual import NormSpec, Residual
 
 from .stacks import PAIR, D, L, make, make_sublayers, randomise
 
@@ -186,6 +186,17 @@ def test_manifold_mixing_is_doubly_stochastic(name, rate):
     assert (H_res[0] - H_res[1]).abs().max() > 1e-3
     assert ((H_pre > 0) & (H_pre < 1)).all()
     assert ((H_post > 0) & (H_post < 2)).all()
+
+
+def test_the_gain_of_what_residual_dual_reads_is_that_of_its_input_norm():
+    plain, normed = (Residual(text, 8, 1) for text in ("residual_dual", "residual_dual:input_norm=true"))
+    for topology in (plain, normed):
+        first, second = topology.links
+        torch.nn.init.constant_(first.norm.weight, 3.0)
+        if topology is normed:
+            torch.nn.init.constant_(second.input_norm.weight, 0.5)
+    assert plain.links[1].read_gain(plain.links[0]) == 3.0
+    assert normed.links[1].read_gain(normed.links[0]) == 0.5
 
 
 def test_residual_dual_does_not_swap_its_streams():

@@ -95,6 +95,22 @@ def test_an_installed_package_brings_its_topology_to_commands_models_and_pairs(p
     assert "'half' comes from half_norm" in run(plugin, str(script))
 
 
+def test_a_package_that_is_imported_first_is_known_too(plugin, tmp_path: Path):
+    """It is half there while it imports this one, which looks for it at that moment."""
+    script = tmp_path / "use.py"
+    script.write_text(
+        "import half_norm\n"
+        "from siamesenorm.catalogue import catalogue\n"
+        "from siamesenorm.residual import TOPOLOGIES, Residual, registry\n"
+        "waiting = [*registry._waiting]\n"
+        "assert type(Residual('half', 8, 1)) is half_norm.Half\n"
+        "del TOPOLOGIES['half']\n"
+        "registry._waiting += waiting\n"
+        "assert 'half' in [facts.name for facts in catalogue()]\n"
+    )
+    run(plugin, "-W", "error", str(script))
+
+
 def test_a_broken_package_is_left_out_with_a_warning(plugin, tmp_path: Path):
     (tmp_path / "half_norm.py").write_text("raise RuntimeError('no such luck')")
     shown = subprocess.run(
@@ -135,6 +151,8 @@ def test_a_class_that_is_registered_is_found_and_replaces_itself_alone(monkeypat
         ("pre", "it takes a subclass of Topology"),
         (type("Nameless", (Topology,), {}), "Nameless has no name"),
         (type("Odd", (Pre,), {"name": "a:b"}), "name = 'a:b' is not allowed"),
+        (type("Number", (Pre,), {"name": 3}), "name = 3 is not allowed; it takes a-z"),
+        (type("Listed", (Pre,), {"name": ["a"]}), r"name = \['a'\] is not allowed; it takes a-z"),
     ],
 )
 def test_what_is_no_topology_is_refused(given, sentence: str):

@@ -69,9 +69,12 @@ def study(
     from siamesenorm.lab.study.page import write_results
     from siamesenorm.lab.study.running import open_study, run_study
     from siamesenorm.lab.study.status import show_challenge, show_dry_run, show_status
+    from siamesenorm.train.errors import ConfigError
 
     console = Console()
     check_engine(engine)
+    if merge and (status or dry_run):
+        raise ConfigError(f"--merge: is not allowed with {'--status' if status else '--dry-run'}, which writes nothing")
     opened = open_study(plan, out or plan.with_suffix(""))
     folder = cells or Path("runs") / f"study-{opened.file.plan.name}"
     if status or dry_run:

@@ -100,11 +100,13 @@ class Comparison:
     """How often chance alone gives such a difference, corrected for the comparisons of its family."""
     family: int = 1
     """Comparisons of which one is expected to stand out by chance."""
+    confidence: float = CONFIDENCE
+    """1 - the rate of false finds of the family."""
 
     @property
     def clear(self) -> bool:
         """Whether the difference can be told from chance."""
-        return self.corrected_p is not None and self.corrected_p < 1 - CONFIDENCE
+        return self.corrected_p is not None and self.corrected_p < 1 - self.confidence
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,9 @@ def compare_places(
     )
 
 
-def corrected(comparisons: Sequence[Comparison], family: int | None = None) -> tuple[Comparison, ...]:
+def corrected(
+    comparisons: Sequence[Comparison], family: int | None = None, confidence: float = CONFIDENCE
+) -> tuple[Comparison, ...]:
     """The same with chances that allow for how many there are, or are to come: those not made yet found nothing."""
     chances = holm([c.difference.p for c in comparisons])
     known = sum(chance is not None for chance in chances)
@@ -293,4 +297,4 @@ def corrected(comparisons: Sequence[Comparison], family: int | None = None) -> t
         chances = holm([*(c.difference.p for c in comparisons), *[1.0] * (family - known)])
         known = family
     pairs = zip(comparisons, chances, strict=False)
-    return tuple(replace(c, corrected_p=chance, family=known) for c, chance in pairs)
+    return tuple(replace(c, corrected_p=chance, family=known, confidence=confidence) for c, chance in pairs)

@@ -45,6 +45,10 @@ class DualLink(Link):
         """x alone."""
         return Sum.of_first(streams, self.input_norm, self.read_gain(previous))
 
+    def read_gain(self, previous: Link | None) -> float:
+        """N_in's, else that of the stream's last norm."""
+        return super().read_gain(previous) if self.input_norm is None else mean_gain(self.input_norm)
+
     def depth_powers(self) -> dict[str, float]:
         """The norm: its gains multiply each other along the stream."""
         return {"norm": 1.0}

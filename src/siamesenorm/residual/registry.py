@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
@@ -93,28 +94,56 @@ def register(topology: type[Topology]) -> type[Topology]:
         raise TopologyError(
             f"register: {topology.__name__} has no {missing[0]}; it takes name, about, equation, end and kind"
         )
-    name, known = topology.name, {**TRANSITIONS, **TOPOLOGIES}.get(topology.name)
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+    name = topology.name
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise TopologyError(f"register: name = {shown(name)} is not allowed; it takes a-z, 0-9 and _, a letter first")
+    known = {**TRANSITIONS, **TOPOLOGIES}.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (topology.__module__, topology.__qualname__):
         raise TopologyError(f"register: name = {shown(name)} is taken by {known.__module__}.{known.__qualname__}")
     TOPOLOGIES[name] = topology
     return topology
 
 
+_waiting: list[EntryPoint] = []
+"""Entry points of packages that were being imported themselves when they were looked at."""
+
+
 def register_installed() -> None:
-    """Register what installed packages name in their entry points; one that fails is left out, with a warning."""
+    """Register what installed packages name in their entry points; one that fails is left out, with a warning.
+
+    A package that imports this one is half there at that moment: it waits until its name is asked for.
+    """
     for entry in entry_points(group=ENTRY_POINTS):
+        being_imported = entry.module.partition(".")[0] in sys.modules
         try:
             register(entry.load())
         except Exception as error:
-            warnings.warn(f"topology {entry.name} of {entry.value} is left out: {error}", stacklevel=2)
+            if being_imported:
+                _waiting.append(entry)
+            else:
+                _leave_out(entry, error)
+
+
+def register_waiting() -> None:
+    """Register what had to wait for its own package; once, and before anything is said of all topologies."""
+    while _waiting:
+        entry = _waiting.pop(0)
+        try:
+            register(entry.load())
+        except Exception as error:
+            _leave_out(entry, error)
+
+
+def _leave_out(entry: EntryPoint, error: Exception) -> None:
+    warnings.warn(f"topology {entry.name} of {entry.value} is left out: {error}", stacklevel=3)
 
 
 def find_topology(name: str) -> type[Topology]:
     """The class of a name."""
     if isinstance(name, str) and name in TRANSITIONS:
         return TRANSITIONS[name]
+    if not isinstance(name, str) or name not in TOPOLOGIES:
+        register_waiting()
     if not isinstance(name, str) or name not in TOPOLOGIES:
         raise TopologyError(f"topology: unknown name {shown(name)}; known names: {', '.join(TOPOLOGIES)}")
     return TOPOLOGIES[name]
@@ -192,6 +221,7 @@ def create_part(
     name, options = parse_topology(topology)
     found = find_topology(name)
     if found.kind != kind:
+        register_waiting()
         allowed = ", ".join(name for name, other in TOPOLOGIES.items() if other.kind == kind)
         why = {
             "several": "has several streams itself",

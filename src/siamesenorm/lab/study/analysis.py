@@ -61,10 +61,10 @@ class ArmResult:
     """The number at each learning rate; None where it was lost."""
     stress: tuple[Stressed, ...] = ()
     parameters: int = 0
-    step_cost: float | None = None
-    """Processor seconds a step, median."""
+    step_costs: dict[str, float] = field(default_factory=dict)
+    """Processor seconds a step, median, by machine, versions and threads."""
     step_ratio: float | None = None
-    """Against the baseline's."""
+    """Against the baseline's on the same machine with the same versions and threads; None where they share none."""
     memory: float | None = None
     speedup: Speedup | None = None
 
@@ -81,6 +81,8 @@ class PartResult:
     higher: bool
     """Whether more of the metric is better."""
     arms: tuple[ArmResult, ...]
+    compute: float | None = None
+    """FLOPs of a run of the baseline, once a fresh seed of it has reached its end."""
 
     @property
     def begun(self) -> bool:
@@ -121,7 +123,7 @@ def analyse_study(file: PlanFile, records: Mapping[str, Record]) -> StudyResult:
     """Every figure of the plan that its records allow."""
     plan = file.plan
     parts = [analyse_part(file, part, records) for part in plan.parts]
-    laws = _laws(plan, parts, records)
+    laws = _laws(plan, parts)
     parts = [_with_speedups(plan, part, laws) for part in parts]
     return StudyResult(tuple(parts), tuple(laws.values()))
 
@@ -136,17 +138,19 @@ def analyse_part(file: PlanFile, part: Part, records: Mapping[str, Record]) -> P
     names = plan.arms_of(part)
     arms = [_arm(plan, arm, [cell for cell in cells if cell.arm == arm], records, worst) for arm in names]
     compared = compared_with_baseline(plan, arms, worst)
-    base = arms[0].step_cost
+    base = arms[0].step_costs
     found = [
-        replace(
-            arm,
-            comparison=compared.get(arm.arm),
-            step_ratio=None if arm.step_cost is None or not base else arm.step_cost / base,
-        )
-        for arm in arms
+        replace(arm, comparison=compared.get(arm.arm), step_ratio=step_ratio(arm.step_costs, base)) for arm in arms
     ]
     higher = any(record.higher for record in known)
-    return PartResult(part, len(known), sum(counts_of(file, part).values()), worst, higher, tuple(found))
+    of = sum(counts_of(file, part).values())
+    return PartResult(part, len(known), of, worst, higher, tuple(found), _compute(plan, known))
+
+
+def step_ratio(costs: Mapping[str, float], base: Mapping[str, float]) -> float | None:
+    """An arm's time a step in the baseline's: the geometric mean over the machines that both ran on."""
+    ratios = [cost / base[machine] for machine, cost in costs.items() if base.get(machine)]
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 def worst_of(records: Iterable[Record], metric: str) -> float | None:
@@ -171,7 +175,11 @@ def _arm(
     best = winner([cell for cell in cells if cell.stage == "search"], records)
     at = {record.lr: record for record in by_stage.get("sensitivity", [])}
     wanted = () if plan.sensitivity is None else plan.sensitivity.rates
-    costs = [record.step_cost for record in every if record.step_cost is not None]
+    tried = [at[rate] for rate in wanted if rate in at]
+    costs: dict[str, list[float]] = {}
+    for record in every:
+        if record.step_cost is not None:
+            costs.setdefault(record.timed_on, []).append(record.step_cost)
     return ArmResult(
         arm=arm,
         topology=plan.arms[arm],
@@ -186,11 +194,11 @@ def _arm(
             scores={r.seed: r.score for r in by_stage.get("fresh", []) if r.score is not None},
             failed={r.seed: r.state for r in by_stage.get("fresh", []) if r.score is None},
         ),
-        sensitivity=sensitivity_of([at[rate] for rate in wanted]) if wanted and {*wanted} <= {*at} else None,
-        rates={rate: at[rate].score for rate in wanted if rate in at},
+        sensitivity=sensitivity_of(tried, plan.metric) if wanted and len(tried) == len(wanted) else None,
+        rates={record.lr: record.score for record in tried},
         stress=tuple(_stressed(by_stage.get("stress", []), worst)),
         parameters=max((record.parameters for record in every), default=0),
-        step_cost=statistics.median(costs) if costs else None,
+        step_costs={machine: statistics.median(found) for machine, found in costs.items()},
         memory=statistics.median([r.memory_bytes for r in every if r.memory_bytes] or [0.0]) or None,
     )
 
@@ -211,12 +219,12 @@ def expected_best(scores: Sequence[float], *, higher: bool = False) -> tuple[flo
     )
 
 
-def sensitivity_of(records: Sequence[Record]) -> float | None:
+def sensitivity_of(records: Sequence[Record], metric: str) -> float | None:
     """Mean over rates of min(loss, first loss) - best loss (arXiv 2309.14322); a lost run has its first loss.
 
-    Of losses alone: numbers of which more is better have no such level.
+    Of losses alone: no other metric has the first loss for its level.
     """
-    if any(record.higher or record.first_loss is None for record in records):
+    if metric != "loss" or any(record.higher or record.first_loss is None for record in records):
         return None
     first = max(record.first_loss or 0.0 for record in records)
     losses = [first if record.score is None else min(record.score, first) for record in records]
@@ -245,22 +253,29 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def compared_with_baseline(plan: Plan, arms: Sequence[ArmResult], worst: float | None) -> dict[str, Comparison]:
     """Arms against the baseline, seed by seed, corrected for all that the part is to compare."""
     family = max(1, len(arms) - 1)
-    confidence = 1 - (1 - plan.statistics.confidence) / family
+    level = plan.statistics.confidence
+    confidence = 1 - (1 - level) / family
     pairs = [(arm, compare_places(arm.place, arms[0].place, worst, confidence)) for arm in arms[1:]]
     found = [(arm.arm, compared) for arm, compared in pairs if compared is not None]
-    return dict(zip([name for name, _ in found], corrected([c for _, c in found], family), strict=True))
+    return dict(zip([name for name, _ in found], corrected([c for _, c in found], family, level), strict=True))
 
 
-def _laws(plan: Plan, parts: Sequence[PartResult], records: Mapping[str, Record]) -> dict[tuple[str, str], LawResult]:
-    """The baseline's law on every corpus under every optimiser, from parts whose fresh seeds are complete."""
+def _laws(plan: Plan, parts: Sequence[PartResult]) -> dict[tuple[str, str], LawResult]:
+    """The baseline's law on every corpus under every optimiser, from parts whose fresh seeds are complete.
+
+    Of losses alone: no other metric falls by such a law.
+    """
     found: dict[tuple[str, str], LawResult] = {}
+    if plan.metric != "loss":
+        return found
     for key in dict.fromkeys((part.part.corpus, part.part.optimizer) for part in parts):
         points = []
         for result in parts:
             part = result.part
             scores = result.arms[0].place.scores
-            if (part.corpus, part.optimizer) == key and len(scores) == part.seeds:
-                points.append((part.size, _compute(part, plan, records), tuple(scores.values())))
+            complete = result.compute is not None and len(scores) == part.seeds
+            if (part.corpus, part.optimizer) == key and complete:
+                points.append((part.size, result.compute or math.nan, tuple(scores.values())))
         points.sort(key=lambda point: point[1])
         plain = [(compute, losses) for _, compute, losses in points]
         law = fit_law([compute for compute, _ in plain], [statistics.fmean(losses) for _, losses in plain])
@@ -268,16 +283,18 @@ def _laws(plan: Plan, parts: Sequence[PartResult], records: Mapping[str, Record]
     return found
 
 
-def _compute(part: Part, plan: Plan, records: Mapping[str, Record]) -> float:
-    """FLOPs of a baseline's run."""
-    runs = (r for r in records.values() if r.place == part.place and r.arm == plan.baseline and r.stage == "fresh")
-    return next(float(FLOPS * run.parameters * run.samples) for run in runs if run.score is not None)
+def _compute(plan: Plan, records: Sequence[Record]) -> float | None:
+    """FLOPs of a baseline's run, by the records of a part's cells."""
+    runs = (r for r in records if r.arm == plan.baseline and r.stage == "fresh" and r.score is not None)
+    return next((float(FLOPS * run.parameters * run.samples) for run in runs), None)
 
 
 def _with_speedups(plan: Plan, result: PartResult, laws: Mapping[tuple[str, str], LawResult]) -> PartResult:
-    law = laws[result.part.corpus, result.part.optimizer]
+    law = laws.get((result.part.corpus, result.part.optimizer))
+    if law is None or law.law is None:
+        return result
     at = {size: compute for size, compute, _ in law.points}.get(result.part.size)
-    if law.law is None or at is None or plan.metric != "loss":
+    if at is None:
         return result
     points = [(compute, losses) for _, compute, losses in law.points]
     base = result.arms[0].place.counted(result.worst)
@@ -285,12 +302,11 @@ def _with_speedups(plan: Plan, result: PartResult, laws: Mapping[tuple[str, str]
     for arm in result.arms:
         mine = arm.place.counted(result.worst)
         complete = len(mine) == result.part.seeds == len(base)
-        if arm.arm != plan.baseline and complete and arm.step_ratio:
+        if arm.arm != plan.baseline and complete:
             differences = [mine[seed] - base[seed] for seed in sorted(mine.keys() & base.keys())]
             rule = plan.statistics
-            found = speedup(
-                points, at, differences, 1 / arm.step_ratio, resamples=rule.resamples, confidence=rule.confidence
-            )
+            throughput = 1 / arm.step_ratio if arm.step_ratio else None
+            found = speedup(points, at, differences, throughput, resamples=rule.resamples, confidence=rule.confidence)
             arm = replace(arm, speedup=found)
         arms.append(arm)
     return replace(result, arms=tuple(arms))

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 FEWEST = 3
 """Sizes that a law of three numbers takes."""
+SEEDS = 3
+"""Of every size and of the pairs: fewer drawn anew say nothing of their spread."""
 COARSE, FINE, ROUNDS = 200, 40, 4
 """Limits that are tried, and how often the best one's surroundings are."""
 HIGHEST = 1 - 1e-6
@@ -80,18 +82,21 @@ class Speedup:
 
     steps: float
     """Compute that the baseline needs for the arm's loss, in that of its own runs; infinite beyond the law's limit."""
-    throughput: float
-    """The baseline's processor time a step in the arm's."""
-    time: float
-    low: float
-    high: float
+    throughput: float | None
+    """The baseline's processor time a step in the arm's; None where no machine ran both."""
+    time: float | None
+    low: float | None
+    """Of the time; None with fewer than three seeds anywhere, and where the bound lies among unknown draws."""
+    high: float | None
+    unknown: int = 0
+    """Draws of seeds whose law does not fall: their speed-up may be anything."""
 
 
 def speedup(
     points: Sequence[tuple[float, Sequence[float]]],
     at: float,
     differences: Sequence[float],
-    throughput: float,
+    throughput: float | None,
     *,
     resamples: int,
     confidence: float,
@@ -107,6 +112,9 @@ def speedup(
     if law is None:
         return None
     steps = law.needed(law.loss(at) + float(np.mean(differences))) / at
+    time = None if throughput is None else steps * throughput
+    if throughput is None or min(len(differences), *(len(losses) for _, losses in points)) < SEEDS:
+        return Speedup(steps, throughput, time, None, None)
     chance = np.random.default_rng(seed)
 
     def drawn(values: Sequence[float]) -> Floats:
@@ -116,12 +124,13 @@ def speedup(
     loss = limit + scale * at**-power + drawn(differences)
     with np.errstate(all="ignore"):
         needed = np.where(loss > limit, ((loss - limit) / scale) ** (-1 / power), np.inf) / at
-    kept = needed[(power > 0) & ~np.isnan(needed)]
-    if not len(kept):
-        return None
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(kept, [tail, 1 - tail], method="nearest")
-    return Speedup(steps, throughput, steps * throughput, float(low) * throughput, float(high) * throughput)
+    known = np.sort(needed[(power > 0) & ~np.isnan(needed)]) * throughput
+    unknown = resamples - len(known)
+    # an unknown draw lies below every other for the lower bound, and above for the upper one
+    cut = round((1 - confidence) / 2 * (resamples - 1))
+    low = float(known[cut - unknown]) if cut >= unknown else None
+    high = float(known[resamples - 1 - cut]) if cut >= unknown else None
+    return Speedup(steps, throughput, time, low, high, unknown)
 
 
 def left_out(points: Sequence[tuple[float, Sequence[float]]]) -> list[tuple[float, float]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,10 +15,9 @@ from siamesenorm.data.atomic import whole_file, write_json
 from siamesenorm.lab.study.analysis import PartResult, StudyResult, analyse_study
 from siamesenorm.lab.study.pictures import DIFFERENCES, TRIED, draw_pictures
 from siamesenorm.lab.study.plan import Plan
-from siamesenorm.lab.study.record import LEDGER
-from siamesenorm.lab.study.running import COPY, HISTORY, Study
+from siamesenorm.lab.study.record import LEDGER, PLAN_DIGITS
+from siamesenorm.lab.study.running import COPY, HISTORY, Study, writing
 from siamesenorm.lab.study.sections import judged, main_table, not_run, not_yet, sensitivity, speedups, stress, tried
-from siamesenorm.train.errors import ConfigError
 
 PAGE, RESULTS = "README.md", "results.json"
 
@@ -25,14 +25,13 @@ PAGE, RESULTS = "README.md", "results.json"
 def write_results(study: Study) -> Path:
     """Write results.json, the pictures and the page; where the page is."""
     result, folder = analyse_study(study.file, study.records), study.folder
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / LEDGER).touch()  # the page refers to it, and it marks the folder as a study's
         write_json(folder / RESULTS, {"plan": study.file.digest, **result.as_dict()})
         drawn = draw_pictures(study.file.plan, result, folder)
         with whole_file(folder / PAGE) as file:
             file.write(page_of(study, result, drawn).encode())
-    except OSError as error:
-        raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
     return folder / PAGE
 
 
@@ -86,7 +85,9 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _method(study: Study, result: StudyResult) -> list[str]:
-    plan, first = study.file.plan, study.history[0] if study.history else None
+    plan, digest = study.file.plan, study.file.digest
+    begun = [*(version.when for version in study.history[:1]), *(record.when for record in study.records.values())]
+    first = min(begun, default="")
     space = "; ".join(
         f"`{name}` from {draw.low:g} to {draw.high:g} ({draw.scale})"
         if draw.choices is None
@@ -96,15 +97,18 @@ def _method(study: Study, result: StudyResult) -> list[str]:
     machines = sorted({re.sub(r"[^\w .@()+-]+", " ", record.machine)[:80] for record in study.records.values()})
     lines = [
         f"- The plan was written before the runs: [{COPY}]({COPY}), SHA-256 of its content "
-        f"`{study.file.digest[:16]}…`, {'not run yet' if first is None else f'first run {first.when}'}.",
+        f"`{digest[:16]}…`, {f'first run {first}' if first else 'not run yet'}.",
+        *_plans(study),
         f"- Every arm gets the same draws: {space}; trained with seed {plan.search.run_seed}, which is none of those "
         f"compared ({', '.join(map(str, plan.seeds))}).",
         "- Pairs share seed, first weights as far as shapes agree, and order of data. A run that diverged or learnt "
         "nothing counts as the worst of its part; none is dropped.",
         "- Chances are Holm's over all comparisons that a part has in the plan, made or not; intervals are "
-        "Bonferroni's, so that all of a part hold together. Nothing is judged before all its seeds are there.",
+        "Bonferroni's, so that those of the differences of a part hold together; those of speed-ups hold each alone. "
+        "Nothing is judged before all its seeds are there.",
         f"- Machines: {', '.join(machines) or 'none yet'}. Times are processor seconds of a run a step, the median; "
-        "other programs on the machine lengthen them, so that those of a few runs say little.",
+        "other programs on the machine lengthen them, so that those of a few runs say little. Ratios are of runs on "
+        "the same machine with the same versions and threads.",
         *(f"- Corpus `{name}`: {corpus.about}" for name, corpus in plan.corpora.items() if corpus.about),
         f"- All figures: [{RESULTS}]({RESULTS}); every run: [{LEDGER}]({LEDGER}); "
         f"plans so far: [{HISTORY}]({HISTORY}).",
@@ -118,6 +122,16 @@ def _method(study: Study, result: StudyResult) -> list[str]:
     if study.beyond:
         lines += [f"- {len(study.beyond)} records are of cells that the plan no longer has."]
     return lines
+
+
+def _plans(study: Study) -> list[str]:
+    """Which plans records were made under, where it was not this one alone."""
+    counts = Counter(record.plan for record in study.records.values())
+    if {*counts} <= {study.file.digest[:PLAN_DIGITS]}:
+        return []
+    runs = (f"`{plan}…`" + (" (this one)" if study.file.digest.startswith(plan) else "") for plan in counts)
+    told = ", ".join(f"{name}: {count} runs" for name, count in zip(runs, counts.values(), strict=True))
+    return [f"- Plans that the records were made under, by their SHA-256: {told}."]
 
 
 def _challenge(study: Study) -> list[str]:

@@ -23,7 +23,7 @@ MARKERS = "osD^v<>Pp*hX"
 def draw_pictures(plan: Plan, result: StudyResult, folder: Path) -> list[str]:
     """Draw what there is to see; names of the pictures, none without matplotlib (extra: plot)."""
     if importlib.util.find_spec("matplotlib") is None:
-        return [name for name in (DIFFERENCES, TRIED) if (folder / name).is_file()]
+        return []  # pictures of an earlier page may lie there, and would show other numbers than this one
     import matplotlib as mpl
 
     drawn = []

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_bytes
@@ -31,6 +31,7 @@ Values = dict[str, Any]
 Strings = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 Wholes = Annotated[tuple[int, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(map(_real, v)) if isinstance(v, list) else v)]
+Rates = Annotated[Numbers, AfterValidator(lambda v: _positive_and_distinct(v))]
 TOPOLOGY, OPTIMIZER, LR, SEED, SCHEDULE = (
     "model.topology",
     "optimizer.kind",
@@ -49,7 +50,19 @@ MOST = 4096
 
 
 def _real(value: Any) -> Any:
-    return float(value) if type(value) is int else value
+    try:
+        return float(value) if type(value) is int else value
+    except OverflowError:
+        raise ValueError(f"{shown(value)} is not allowed; it takes a number that a float holds") from None
+
+
+def _positive_and_distinct(values: tuple[float, ...]) -> tuple[float, ...]:
+    for number, value in enumerate(values):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{value:g} is not allowed; it takes finite numbers above 0")
+        if f"{value:g}" in {f"{earlier:g}" for earlier in values[:number]}:  # rates are rounded to as many digits
+            raise ValueError(f"{value:g} stands twice; it takes distinct numbers")
+    return values
 
 
 class Corpus(Section):
@@ -128,13 +141,13 @@ class Search(Section):
 class Sensitivity(Section):
     """Learning rates that an arm is trained at with its best other settings (arXiv 2309.14322)."""
 
-    rates: Numbers = Field(min_length=2, description="Log-spaced learning rates.")
+    rates: Rates = Field(min_length=2, description="Log-spaced learning rates.")
 
 
 class Stress(Section):
     """Constant learning rates above the best (arXiv 2608.30320)."""
 
-    factors: Numbers = Field(default=(2.0, 4.0), min_length=1, description="Times the best learning rate.")
+    factors: Rates = Field(default=(2.0, 4.0), min_length=1, description="Times the best learning rate.")
     seeds: int = Field(default=2, ge=1, le=MOST, description="How many of the fresh seeds.")
 
 
@@ -336,21 +349,35 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What differs between two plans, a sentence each, fields by dotted name."""
     one, other = dict(_flat(before)), dict(_flat(after))
     found = []
+    for name, names in _orders(before).items():
+        now = [item for item in _orders(after).get(name, []) if item in names]
+        then = [item for item in names if item in now]
+        if then != now:
+            found.append(f"{name}: the order {', '.join(then)} became {', '.join(now)}")
     for name in {**one, **other}:
         if name not in one:
             found.append(f"{name}: {shown(other[name])} is new")
         elif name not in other:
             found.append(f"{name}: {shown(one[name])} was taken out")
-        elif one[name] != other[name]:
+        elif json.dumps(one[name], sort_keys=True) != json.dumps(other[name], sort_keys=True):  # 1 is not 1.0 there
             found.append(f"{name}: {shown(one[name])} became {shown(other[name])}")
     return found
 
 
+def _orders(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Names of the items of every list of sections, such as parts, in their order."""
+    return {name: [item for item, _ in _named(value)] for name, value in values.items() if _named(value)}
+
+
+def _named(value: Any) -> list[tuple[str, Any]]:
+    """The items of a list of sections by name; none of anything else."""
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        return []
+    return [(str(item.get("name", number)), item) for number, item in enumerate(value)]
+
+
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        inner = list(value.items())
-    elif isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
-        inner = [(str(item.get("name", number)), item) for number, item in enumerate(value)]
-    else:
-        return [(prefix, value)]
+    inner = list(value.items()) if isinstance(value, Mapping) else _named(value)
+    if not inner:
+        return [(prefix, value)] if prefix else []
     return [pair for name, item in inner for pair in _flat(item, f"{prefix}.{name}" if prefix else str(name))]

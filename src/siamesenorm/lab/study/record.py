@@ -37,6 +37,8 @@ DIGITS = 6
 LOOKED_AT = 1024
 """Tokens in which the largest activation is looked for."""
 WORST = ("diverged", "stuck")
+PLAN_DIGITS = 12
+"""Of the hash of a plan."""
 
 
 class Record(BaseModel):
@@ -84,6 +86,7 @@ class Record(BaseModel):
     """The first digits of the hash of the plan it was run under."""
     versions: dict[str, str]
     machine: str
+    threads: int | None = None
     data: dict[str, str]
     when: str
 
@@ -108,6 +111,13 @@ class Record(BaseModel):
     def step_cost(self) -> float | None:
         """Processor seconds a step, of a run that reached its end."""
         return self.processor_seconds / self.step if self.processor_seconds and self.step == self.steps else None
+
+    @property
+    def timed_on(self) -> str:
+        """What times are compared on alone: machine, versions and threads."""
+        versions = [f"{name} {version}" for name, version in sorted(self.versions.items())]
+        threads = [] if self.threads is None else [f"{self.threads} threads"]
+        return ", ".join([self.machine, *versions, *threads])
 
 
 def record_of(cell: StudyCell, folder: Path, metric: str, plan: str) -> Record:
@@ -149,11 +159,12 @@ def record_of(cell: StudyCell, folder: Path, metric: str, plan: str) -> Record:
         step_seconds=_short(run.step_seconds),
         processor_seconds=run.facts.get("processor_seconds"),
         memory_bytes=run.facts.get("memory_bytes"),
-        plan=plan[:12],
+        plan=plan[:PLAN_DIGITS],
         versions={
             name: text for name, text in run.facts.get("versions", {}).items() if name in ("siamesenorm", "torch")
         },
         machine=str(run.facts.get("machine", {}).get("processor", "")),
+        threads=threads if isinstance(threads := run.facts.get("threads"), int) else None,
         data={Path(name).name if "/" in name else name: digest[:12] for name, digest in _data(run).items()},
         when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
     )
@@ -198,7 +209,7 @@ def read_ledger(folder: Path) -> dict[str, Record]:
     except MissingError:
         return {}
     found: dict[str, Record] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

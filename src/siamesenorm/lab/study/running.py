@@ -7,8 +7,9 @@ run_study(study, open_engine("local", 1), cells="runs/language")
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from siamesenorm.lab.live import open_table
 from siamesenorm.lab.runner import DONE, Progress, Watcher, plan
 from siamesenorm.lab.study.cells import Stage, StudyCell, cells_of, config_of, counts_of
 from siamesenorm.lab.study.plan import Part, PlanFile, changes, read_plan
-from siamesenorm.lab.study.record import Record, read_ledger, record_of, write_ledger
+from siamesenorm.lab.study.record import LEDGER, Record, merged, read_ledger, record_of, write_ledger
 from siamesenorm.tasks import find_task
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.provenance import data_hashes, origin
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COPY, HISTORY = "plan.yaml", "history.json"
-"""The plan as it was when cells were last run, and what became of it since the first one."""
+"""The plan as it was when cells were last run or taken in, and what became of it since the first one."""
 
 
 class Version(BaseModel):
@@ -76,7 +77,7 @@ class Study:
         """What the plan says otherwise than the last one that cells were run under."""
         if not self.history or self.history[-1].digest == self.file.digest:
             return []
-        return changes(self.history[-1].values, self.file.values)
+        return changes(self.history[-1].values, self.file.values) or ["the same is written otherwise"]
 
     def cells(self, part: Part, only: Collection[str] = ()) -> list[StudyCell]:
         """Cells of a part that can be run by now; only: those of some arms."""
@@ -92,22 +93,35 @@ class Study:
         known = {cell.key for part in self.file.plan.parts for cell in self.cells(part)}
         return [record for key, record in self.records.items() if key not in known]
 
+    def read_again(self) -> None:
+        """Take in what another process has left in the folder since; its records come first."""
+        self.records, _ = merged(read_ledger(self.folder), [self.records])
+        self.history = read_history(self.folder) or self.history
+
 
 def open_study(path: Path | str, folder: Path | str) -> Study:
     """A plan with what its results folder holds; nothing is written."""
     file, folder = read_plan(path), Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out: {str(folder)!r} is not allowed; it takes a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).is_file() for name in (LEDGER, HISTORY)):
+        raise ConfigError(
+            f"--out: {str(folder)!r} is not allowed; it takes a new or empty folder, or one with a study's {LEDGER}"
+        )
     for part in file.plan.parts:  # what is wrong with a configuration is said before any is run
         for arm in file.plan.arms_of(part):
             config_of(file, part, arm, file.plan.search.run_seed, file.plan.search.draw(0))
+    return Study(Path(path), file, folder, read_ledger(folder), read_history(folder))
+
+
+def read_history(folder: Path) -> list[Version]:
+    """Plans that cells of a results folder were run under; none where there is no such folder yet."""
     try:
-        history = read_model(folder / HISTORY, History, "records").plans
+        return read_model(folder / HISTORY, History, "records").plans
     except MissingError:
-        history = []
+        return []
     except DataError as error:
         raise ConfigError(str(error)) from None
-    return Study(Path(path), file, folder, read_ledger(folder), history)
 
 
 def check_data(study: Study, parts: Sequence[Part]) -> dict[str, str]:
@@ -181,7 +195,8 @@ class Keeper(Watcher):
         assert isinstance(cell, StudyCell)
         if cell.key not in self.study.records:
             self.study.records[cell.key] = record_of(cell, progress.folder, plan.metric, self.study.file.digest)
-            write_ledger(self.study.folder, self.study.records)
+            with writing(self.study.folder):
+                write_ledger(self.study.folder, self.study.records)
 
     def tick(self) -> None:
         """Some time has passed."""
@@ -226,7 +241,7 @@ def run_study(
     if console is not None:
         for sentence in study.changed:
             console.print(f"The plan was changed: {sentence}.", style="dim", markup=False)
-    with _begun(study):
+    with begun(study):
         for part in waiting:
             tried: set[str] = set()
             while missing := [cell for cell in study.missing(part, only) if cell.key not in tried]:
@@ -266,42 +281,64 @@ def _run_wave(
 
 
 @contextlib.contextmanager
-def _begun(study: Study) -> Any:
-    """Keep others out of the results, and leave word of the plan and of what was changed in it."""
-    folder, file = study.folder, study.file
+def writing(folder: Path) -> Iterator[None]:
+    """Say in one sentence that a results folder cannot be written; around the writing alone."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked_folder(folder, "--out: another study"):
-            if not study.history or study.history[-1].digest != file.digest:
-                when = datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
-                version = Version(
-                    digest=file.digest,
-                    when=when,
-                    records=len(study.records),
-                    changed=study.changed,
-                    values=file.values,
-                )
-                earlier = [known.model_copy(update={"values": {}}) for known in study.history]
-                study.history = [*earlier, version]
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def begun(study: Study) -> Iterator[None]:
+    """Keep others out of the results, take in what they left, and leave word of the plan and of what was changed."""
+    folder, file = study.folder, study.file
+    with contextlib.ExitStack() as held:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked_folder(folder, "--out: another study"))
+        study.read_again()
+        if not study.history or study.history[-1].digest != file.digest:
+            version = Version(
+                digest=file.digest,
+                when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+                records=len(study.records),
+                changed=study.changed,
+                values=file.values,
+            )
+            earlier = [known.model_copy(update={"values": {}}) for known in study.history]
+            study.history = [*earlier, version]
+            with writing(folder):
                 write_json(folder / HISTORY, History(plans=study.history).model_dump(mode="json"))
                 with whole_file(folder / COPY) as copy:
                     copy.write(file.text)
-            yield
-    except OSError as error:
-        raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
+        yield
 
 
 def challenge(
     study: Study, cell: StudyCell, engine: Engine, cells: Path | str, console: Console | None = None
 ) -> tuple[Record | None, Record | None]:
-    """Run one cell again, apart from the study's records; what is on record of it, and what came of it now."""
+    """Run one cell again, apart from the study's records; what is on record of it, and what came of it now.
+
+    Every challenge is a run of its own; one that was stopped goes on.
+    """
     part = next(part for part in study.file.plan.parts if part.name == cell.part)
     provenance = {**origin(), "data": check_data(study, [part])}
-    places = plan([cell], Path(cells) / "challenges")
-    with open_table(places, console) as shown:
-        engine.run(places, provenance, shown)
-    plan_now = study.file.plan
+    place = _unfinished(cell, Path(cells) / "challenges")
+    with open_table([place], console) as shown:
+        engine.run([place], provenance, shown)
     known = study.records.get(cell.key)
-    if places[0].state not in DONE:
+    if place.state == "failed":
+        raise ConfigError(f"--challenge: {cell.title!r} failed: {place.message}")
+    if place.state not in DONE:
         return known, None
-    return known, record_of(cell, places[0].folder, plan_now.metric, study.file.digest)
+    return known, record_of(cell, place.folder, study.file.plan.metric, study.file.digest)
+
+
+def _unfinished(cell: StudyCell, folder: Path) -> Progress:
+    """The first numbered folder that has no finished run of a cell."""
+    for number in itertools.count(1):
+        (place,) = plan([cell], folder / str(number))
+        if place.state not in DONE:
+            return place
+    raise AssertionError("counting ends nowhere")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from siamesenorm.lab.study.analysis import ArmResult, LawResult, PartResult, StudyResult
+from siamesenorm.lab.study.law import Speedup
 from siamesenorm.lab.study.plan import LR, Plan
 
 NOT_RUN = "not yet run"
@@ -122,11 +123,8 @@ def sensitivity(plan: Plan, result: StudyResult) -> list[str]:
     if plan.sensitivity is None:
         return ["Not planned."]
     rates = plan.sensitivity.rates
-    lines = [
-        "Mean over the rates of min(loss, first loss) minus the best, other settings as the search chose: less is "
-        "better.",
-        "",
-    ]
+    what = "Mean over the rates of min(loss, first loss) minus the best, other settings as the search chose: less is "
+    lines = [f"{what}better." if plan.metric == "loss" else f"Of losses alone; here is {plan.metric} by rate.", ""]
     for part in result.parts:
         if not part.part.sensitivity:
             continue
@@ -184,10 +182,13 @@ def _number(value: float | None, digits: int = FIGURES) -> str:
 
 def speedups(plan: Plan, result: StudyResult) -> list[str]:
     """The baseline's laws with their errors, and what arms are worth by them."""
+    if plan.metric != "loss":
+        return [f"None: the law is one of losses, and {plan.metric} is none."]
     lines = [
         f"The compute that `{plan.baseline}` would need for an arm's loss by its own law "
         "L(C) = limit + scale · C^-power, C being 6 · parameters · tokens, times its processor time a step in the "
-        "arm's. The interval comes from drawing seeds anew.",
+        "arm's. The interval comes from drawing seeds anew, where there are three or more everywhere; each holds "
+        "alone. Times are compared on the same machine with the same versions and threads.",
         "",
     ]
     for law in result.laws:
@@ -197,10 +198,10 @@ def speedups(plan: Plan, result: StudyResult) -> list[str]:
         rows = [
             [
                 f"`{arm.arm}`",
-                f"{_number(arm.speedup.steps, 2)}×",
-                f"{arm.speedup.throughput:.2f}×",
-                f"{_number(arm.speedup.time, 2)}×",
-                f"{_number(arm.speedup.low, 2)} to {_number(arm.speedup.high, 2)}",
+                _times(arm.speedup.steps),
+                _times(arm.speedup.throughput),
+                _times(arm.speedup.time),
+                _range(plan, arm.speedup),
             ]
             for arm in part.arms
             if arm.speedup is not None
@@ -208,6 +209,17 @@ def speedups(plan: Plan, result: StudyResult) -> list[str]:
         if rows:
             lines += ["", f"{part.part.name}:", "", *_table(head, rows)]
     return lines
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{_number(value, 2)}×"
+
+
+def _range(plan: Plan, found: Speedup) -> str:
+    text = "–"
+    if found.low is not None and found.high is not None:
+        text = f"{_number(found.low, 2)} to {_number(found.high, 2)}"
+    return f"{text} ({found.unknown} of {plan.statistics.resamples} draws unknown)" if found.unknown else text
 
 
 def _law(law: LawResult) -> list[str]:

@@ -1,7 +1,7 @@
 """LayerNorm by PyTorch's own kernel, float32 inside whatever the input is; composed where its derivatives are wrong.
 
 PyTorch takes mean and variance for constants when its derivative is differentiated again in forward mode or under
-`vmap` (pytorch/pytorch issue 196700): `torch.func.hessian` would be off without a word.
+`vmap`: `torch.func.hessian` would be off without a word.
 
 There is no operator of ours: PyTorch's is one pass forward on every device, and on a GPU keeps float32 statistics of
 low-precision rows. The siamese step, which has norms inside, brings a LayerNorm of its own.
