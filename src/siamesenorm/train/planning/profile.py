@@ -98,6 +98,8 @@ class Question:
     device: str
     """``cpu`` or ``cuda``."""
     checkpointing: str
+    gathered: bool = False
+    """Whether blocks' weights are sharded and gathered in the lower precision that they are computed in."""
 
     @property
     def key(self) -> str:
@@ -105,7 +107,7 @@ class Question:
         c = self.config
         sections = [section.model_dump_json() for section in (c.model, c.lora)]
         return repr((c.task, c.sample_tokens, c.train.precision, c.train.parameters, self.rows, self.device, sections,
-                     self.checkpointing))  # fmt: skip
+                     self.checkpointing, self.gathered))  # fmt: skip
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -149,6 +151,8 @@ def traced(question: Question, blocks: int) -> Profile:
     task, dtype = find_task(config.task), DTYPES.get(config.train.precision)
     model = whole_model(config)
     checkpoint_activations(model, question.checkpointing)
+    if question.gathered and isinstance(model, Stack):
+        model.blocks.to(dtype)
     with shapes_alone(question.device):
         model.to_empty(device="cpu")
         autocast = contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
