@@ -246,6 +246,11 @@ def check_pipeline(config: RunConfig, world: World, size: int, count: int) -> No
         raise ConfigError(
             f"parallel.pp: {pp} is not allowed with train.parameters = {config.train.parameters!r}; it takes all"
         )
+    if config.train.precision == "fp16":
+        raise ConfigError(
+            f"train.precision: 'fp16' is not allowed with parallel.pp = {pp}; only the last stage knows the loss and "
+            f"its scale; a pipeline takes fp32 or bf16"
+        )
     for name in ("arithmetic", "lm_eval"):
         if getattr(config.evaluation, name, None):
             raise ConfigError(f"parallel.pp: {pp} is not allowed with evaluation.{name}; a pipeline gives losses only")
