@@ -25,6 +25,7 @@ from siamesenorm.train.recipes import resolve
 
 from .worlds import run_world
 
+MOE = "model.moe={experts: 4, top_k: 2, expert_dim: 8}"
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "model.dim=32", "model.ffn_dim=64", "model.heads=4", "model.vocab_size=300", "model.max_length=16",
@@ -143,6 +144,19 @@ def test_layouts_and_why_others_are_not_there():
         planning.make_plan(config, 12, GPUS["h100"])
 
 
+def test_pairs_that_are_mixed_stay_together():
+    """No odd micro-batch is advised, and no number of GPUs that train would refuse."""
+    mixed, plain = (resolve("deit-digits", ["batch_size=24", change]) for change in ("mixup=0.8", "mixup=0"))
+    parts = [
+        {layout.micro_batch for layout in possible_layouts(config, 4, 8) if problem_of(config, layout) is None}
+        for config in (mixed, plain)
+    ]
+    assert parts == [{2, 4}, {1, 2, 4}]
+    whole = "samples are mixed in pairs, and train.batch_size = 24 is no multiple of 16"
+    assert problem_of(mixed, Layout(8, "ddp", 2)) == whole
+    assert planning.check_given(mixed, 8, GPUS["h100"], Assumptions()) is None
+
+
 def test_the_command(capsys, monkeypatch):
     """One GPU: a verdict, a command that says what was chosen, and the run's own configuration beside it."""
     monkeypatch.setattr("siamesenorm.train.planning.layouts.CHECKPOINTING", ("none",))
@@ -167,6 +181,8 @@ def test_the_command(capsys, monkeypatch):
         (["--gpus", "5000"], "--gpus: 5000 is not allowed; it takes 1 to 4096"),
         (["--assume", "matmul=2"], "--assume: matmul=2 is not allowed; it takes a number above 0 and up to 1"),
         (["--assume", "luck=1"], "--assume: unknown name 'luck'; known names: bandwidth, .*"),
+        (["parallel.pp=2"], "parallel.pp: 2 is not allowed; a plan does not count it yet and takes 1"),
+        (["parallel.ep=2", MOE], "parallel.ep: 2 is not allowed; a plan does not count it yet and takes 1"),
         (["--topology", "siamise"], ".*siamise.*"),
     ],
 )
