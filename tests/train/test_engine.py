@@ -10,6 +10,7 @@ from siamesenorm.tasks import find_task
 from siamesenorm.train import memory, micro_batch
 from siamesenorm.train.distributed import World
 from siamesenorm.train.ema import WeightAverage, decay_at
+from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.pipeline import check_pipeline
 from siamesenorm.train.recipes import resolve
@@ -98,6 +99,19 @@ def test_auto_is_what_fits(monkeypatch):
         monkeypatch.setattr(micro_batch, "free_memory", lambda device, processes, room=room: memory.Room(room, ""))
         sizes.append(MicroBatches(config, task, World()).size)
     assert sizes == [24, 12, 12, 3, 1]
+
+
+class Failing(World):
+    """One of two processes; the other one says that it has failed."""
+
+    def gather(self, value, group=None):
+        return [value, "field: 'value' is not allowed"]
+
+
+def test_an_error_while_auto_is_found_is_one_of_all_processes():
+    config = tiny("batch_size=24", "micro_batch_size=auto")
+    with pytest.raises(ConfigError, match=r"process 1.*field: 'value' is not allowed"):
+        MicroBatches(config, find_task(config.task)(config), Failing(0, 2, mode="ddp"))
 
 
 @pytest.mark.parametrize(

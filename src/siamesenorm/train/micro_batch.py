@@ -37,7 +37,7 @@ class MicroBatches:
         """Samples of a step that this process has."""
         wish = config.train.micro_batch_size
         if wish == "auto":
-            self.size = min(world.gather(self._as_fits(config, task, world)))
+            self.size = min(world.gather(world.agree(lambda: self._as_fits(config, task, world))))
         else:
             self.size = self.share if wish is None else min(wish, self.share)
         self.count = -(-self.share // self.size)
