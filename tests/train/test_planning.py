@@ -1,5 +1,6 @@
 """Plans: what is counted without values against real steps and real sharding, refusals, and commands of the docs."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -11,6 +12,7 @@ import torch
 
 from siamesenorm.cli import main
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
@@ -74,6 +76,23 @@ def test_checkpointing_keeps_less_and_computes_more():
     kinds = [traced(Question(small("topology=pre"), 8, "cpu", kind), 3) for kind in ("none", "sublayer", "full")]
     assert kinds[0].kept > kinds[1].kept > kinds[2].kept
     assert kinds[0].flops < kinds[1].flops <= kinds[2].flops
+
+
+@pytest.mark.parametrize(("kind", "every"), [("full", 2), ("sublayer", 3)])
+def test_blocks_that_keep_everything_count(kind, every):
+    """Six blocks of which some are computed again, counted from two and three, beside the step itself."""
+    config = small("topology=pre", "blocks=6", f"checkpointed_every={every}")
+    model = whole_model(config)
+    checkpoint_activations(model, kind, every)
+    with shapes_alone("cpu"):
+        model.to_empty(device="cpu")
+        ids = torch.zeros(8, 16, dtype=torch.long)
+        step = trace_step(model, lambda model: model(ids, labels=ids).loss, contextlib.nullcontext())
+    found = profile(Question(config, 8, "cpu", kind))
+    assert found.kept == pytest.approx(step.kept, rel=0.02)
+    assert found.flops == pytest.approx(step.flops, rel=0.02)
+    fullest = max(moment.both for moment in step.stages.values())
+    assert max(stage.alive + stage.gradients for stage in found.stages.values()) == pytest.approx(fullest, rel=0.05)
 
 
 def sharded_trace(
