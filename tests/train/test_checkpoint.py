@@ -14,7 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from failing_files import contents, failing, yard
+from siamesenorm.data.errors import DataError
+from siamesenorm.data.tensor_files import LazyTensors
 from siamesenorm.train import checkpoint as module
+from siamesenorm.train import weights as weights_module
 from siamesenorm.train.checkpoint import CheckpointError, CheckpointStore, export_weights
 from siamesenorm.train.manifest import MANIFEST, Manifest
 
@@ -297,3 +300,18 @@ def test_exported_weights_are_the_models_own(tmp_path):
     export_weights(run.model, file, other)
     assert all(not tensor.any() for tensor in load_file(file).values())
     assert [p.name for p in tmp_path.iterdir()] == [file.name]
+
+
+def test_an_export_that_fails_gathers_what_others_gather(tmp_path, monkeypatch):
+    """Whatever the error: every weight is asked for once, in the order of all processes, and no file is left."""
+    tensors, asked = LazyTensors.of({name: torch.ones(2) for name in "abc"}), []
+
+    def read(name):
+        asked.append(name)
+        return tensors.read(name).to(torch.float64 if name == "a" else torch.float32)
+
+    monkeypatch.setattr(weights_module, "whole_weights", lambda model, given: LazyTensors(tensors.kinds, read))
+    with pytest.raises(DataError, match=r"a: it is torch\.float64"):
+        export_weights(tiny_model(), tmp_path / "weights.safetensors")
+    assert asked == ["a", "b", "c"]
+    assert not list(tmp_path.iterdir())

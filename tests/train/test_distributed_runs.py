@@ -23,6 +23,7 @@ from siamesenorm.train import parallel
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.expert_parallel import experts_of
 from siamesenorm.train.folder import RunFolder, read_metrics
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
@@ -227,3 +228,28 @@ def ended(process):
         return bool(select.select([descriptor], [], [], PATIENCE)[0])
     finally:
         os.close(descriptor)
+
+
+def balances(world, config):
+    """Of every part of a step: the load-balancing loss as it was, and that of the same tokens by themselves."""
+    engine = Engine(config, find_task(config.task)(config), world)
+    moe = next(experts_of(engine.model))
+    seen = []
+    hook = moe.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0].detach(), output[1])))
+    engine.batch = next(engine.loader)
+    engine.gradients(1)
+    hook.remove()
+    moe.mean = None
+    found = [(float(stats.balance_loss), float(moe(tokens)[1].balance_loss)) for tokens, stats in seen]
+    engine.close()
+    return found
+
+
+def test_a_part_that_does_not_count_adds_nothing_to_the_balance_of_others(tmp_path):
+    """Three samples of two processes, one at a time: the second process repeats one, for which no slots count."""
+    moe = "model.moe={experts: 4, top_k: 2, expert_dim: 8}"
+    config = tiny_config(tmp_path, moe, "train.batch_size=3", "train.micro_batch_size=1", "parallel.mode=ddp")
+    first, _ = run_world(2, balances, config)
+    (shared, alone), (last, last_alone) = first
+    assert shared != pytest.approx(alone, rel=1e-4)
+    assert last == pytest.approx(last_alone, rel=1e-6)

@@ -10,7 +10,9 @@ from siamesenorm.tasks import find_task
 from siamesenorm.train import memory, micro_batch
 from siamesenorm.train.distributed import World
 from siamesenorm.train.ema import WeightAverage, decay_at
+from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.micro_batch import MicroBatches
+from siamesenorm.train.pipeline import check_pipeline
 from siamesenorm.train.recipes import resolve
 
 from .small_runs import engine, tiny
@@ -97,6 +99,36 @@ def test_auto_is_what_fits(monkeypatch):
         monkeypatch.setattr(micro_batch, "free_memory", lambda device, processes, room=room: memory.Room(room, ""))
         sizes.append(MicroBatches(config, task, World()).size)
     assert sizes == [24, 12, 12, 3, 1]
+
+
+class Failing(World):
+    """One of two processes; the other one says that it has failed."""
+
+    def gather(self, value, group=None):
+        return [value, "field: 'value' is not allowed"]
+
+
+def test_an_error_while_auto_is_found_is_one_of_all_processes():
+    config = tiny("batch_size=24", "micro_batch_size=auto")
+    with pytest.raises(ConfigError, match=r"process 1.*field: 'value' is not allowed"):
+        MicroBatches(config, find_task(config.task)(config), Failing(0, 2, mode="ddp"))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sizes"), [("1f1b", [6, 3, 1]), ("gpipe", [12, 3, 1]), ("interleaved_1f1b", [12, 3, 1])]
+)
+def test_auto_is_what_a_pipeline_takes(monkeypatch, schedule, sizes):
+    """Equal parts, two at least for 1F1B, whatever there is room for; fewer samples where there is less."""
+    world = Rank(0, 2, mode="ddp", pp=2)
+    config = tiny("batch_size=12", "micro_batch_size=auto", f"parallel.schedule={schedule}", "parallel.pp=2")
+    task, found = find_task(config.task)(config), []
+    for samples in (12, 3, 0):
+        room = sum(memory.memory_need(config, task, world, samples or 1)) / micro_batch.FILLED + 1 if samples else 0.0
+        monkeypatch.setattr(micro_batch, "free_memory", lambda device, processes, room=room: memory.Room(room, ""))
+        micro = MicroBatches(config, task, world)
+        check_pipeline(config, world, micro.size, micro.count)
+        found.append(micro.size)
+    assert found == sizes
 
 
 def test_clipping_scales_to_the_limit_and_reports_the_norm_before():

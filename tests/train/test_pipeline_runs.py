@@ -43,6 +43,8 @@ REFUSED = {
     "parallel.pp: 2 is not allowed with train.parameters = 'norms'; it takes all": [
         "parallel.pp=2", "train.micro_batch_size=2", "train.parameters=norms"
     ],
+    "train.precision: 'fp16' is not allowed with parallel.pp = 2; only the last stage knows the loss and its scale; a "
+    "pipeline takes fp32 or bf16": ["parallel.pp=2", "train.micro_batch_size=2", "train.precision=fp16"],
     "parallel.pp: 2 is not allowed with evaluation.arithmetic; a pipeline gives losses only": [
         "parallel.pp=2", "train.micro_batch_size=2", "evaluation.arithmetic=4"
     ],

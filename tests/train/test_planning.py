@@ -1,5 +1,6 @@
 """Plans: what is counted without values against real steps and real sharding, refusals, and commands of the docs."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -11,6 +12,7 @@ import torch
 
 from siamesenorm.cli import main
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
@@ -25,6 +27,7 @@ from siamesenorm.train.recipes import resolve
 
 from .worlds import run_world
 
+MOE = "model.moe={experts: 4, top_k: 2, expert_dim: 8}"
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "model.dim=32", "model.ffn_dim=64", "model.heads=4", "model.vocab_size=300", "model.max_length=16",
@@ -75,7 +78,26 @@ def test_checkpointing_keeps_less_and_computes_more():
     assert kinds[0].flops < kinds[1].flops <= kinds[2].flops
 
 
-def sharded_trace(world: World, precision: str, blocks: int) -> tuple[dict[tuple[str, int], int], dict[str, float]]:
+@pytest.mark.parametrize(("kind", "every"), [("full", 2), ("sublayer", 3)])
+def test_blocks_that_keep_everything_count(kind, every):
+    """Six blocks of which some are computed again, counted from two and three, beside the step itself."""
+    config = small("topology=pre", "blocks=6", f"checkpointed_every={every}")
+    model = whole_model(config)
+    checkpoint_activations(model, kind, every)
+    with shapes_alone("cpu"):
+        model.to_empty(device="cpu")
+        ids = torch.zeros(8, 16, dtype=torch.long)
+        step = trace_step(model, lambda model: model(ids, labels=ids).loss, contextlib.nullcontext())
+    found = profile(Question(config, 8, "cpu", kind))
+    assert found.kept == pytest.approx(step.kept, rel=0.02)
+    assert found.flops == pytest.approx(step.flops, rel=0.02)
+    fullest = max(moment.both for moment in step.stages.values())
+    assert max(stage.alive + stage.gradients for stage in found.stages.values()) == pytest.approx(fullest, rel=0.05)
+
+
+def sharded_trace(
+    world: World, precision: str, device: str, blocks: int
+) -> tuple[dict[tuple[str, int], int], dict[str, float]]:
     """Stages and bytes of a step of FSDP2 itself, among eight processes of which seven do not exist."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -88,7 +110,7 @@ def sharded_trace(world: World, precision: str, blocks: int) -> tuple[dict[tuple
     dtype = torch.bfloat16 if precision == "bf16" else None
     model = whole_model(config)
     assert world.meshes.data.size() == 8
-    with shapes_alone("cpu"):
+    with shapes_alone(device):
         model.to_empty(device="cpu")
         spread = apply_parallelism(model, world, dtype=dtype)
         ids = torch.zeros(4, 16, dtype=torch.long)
@@ -98,13 +120,16 @@ def sharded_trace(world: World, precision: str, blocks: int) -> tuple[dict[tuple
     return {stage: moment.both for stage, moment in trace.stages.items()}, trace.sent
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_sharding_adds_is_what_fsdp_does(precision):
-    """The formulas against a step that is really sharded, in a world of fake processes."""
-    ((stages, sent),) = run_world(1, sharded_trace, precision, 5)
+@pytest.mark.parametrize(("precision", "device"), [("fp32", "cpu"), ("bf16", "cpu"), ("bf16", "cuda")])
+def test_what_sharding_adds_is_what_fsdp_does(precision, device):
+    """The formulas against a step that is really sharded, in a world of fake processes.
+
+    A CPU's kernels do not take gains that are gathered in bf16, and plain operators keep more; a GPU's take them.
+    """
+    ((stages, sent),) = run_world(1, sharded_trace, precision, device, 5)
     config = small("topology=siamese", f"precision={precision}", "micro_batch_size=4", "batch_size=32")
     layout = Layout(8, "fsdp", 4, shards=8)
-    need = need_of(config, layout, "cpu")
+    need = need_of(config, layout, device)
     assert need.peak - need.weights - need.optimizer == pytest.approx(max(stages.values()), rel=0.1)
     told = sent_by(config, layout, parts_of(config))
     assert told.all_gather == pytest.approx(sent["all_gather"], rel=0.05)
@@ -138,6 +163,19 @@ def test_layouts_and_why_others_are_not_there():
         planning.make_plan(config, 12, GPUS["h100"])
 
 
+def test_pairs_that_are_mixed_stay_together():
+    """No odd micro-batch is advised, and no number of GPUs that train would refuse."""
+    mixed, plain = (resolve("deit-digits", ["batch_size=24", change]) for change in ("mixup=0.8", "mixup=0"))
+    parts = [
+        {layout.micro_batch for layout in possible_layouts(config, 4, 8) if problem_of(config, layout) is None}
+        for config in (mixed, plain)
+    ]
+    assert parts == [{2, 4}, {1, 2, 4}]
+    whole = "samples are mixed in pairs, and train.batch_size = 24 is no multiple of 16"
+    assert problem_of(mixed, Layout(8, "ddp", 2)) == whole
+    assert planning.check_given(mixed, 8, GPUS["h100"], Assumptions()) is None
+
+
 def test_the_command(capsys, monkeypatch):
     """One GPU: a verdict, a command that says what was chosen, and the run's own configuration beside it."""
     monkeypatch.setattr("siamesenorm.train.planning.layouts.CHECKPOINTING", ("none",))
@@ -162,6 +200,8 @@ def test_the_command(capsys, monkeypatch):
         (["--gpus", "5000"], "--gpus: 5000 is not allowed; it takes 1 to 4096"),
         (["--assume", "matmul=2"], "--assume: matmul=2 is not allowed; it takes a number above 0 and up to 1"),
         (["--assume", "luck=1"], "--assume: unknown name 'luck'; known names: bandwidth, .*"),
+        (["parallel.pp=2"], "parallel.pp: 2 is not allowed; a plan does not count it yet and takes 1"),
+        (["parallel.ep=2", MOE], "parallel.ep: 2 is not allowed; a plan does not count it yet and takes 1"),
         (["--topology", "siamise"], ".*siamise.*"),
     ],
 )

@@ -92,7 +92,7 @@ class ClassificationTask(ImageTask):
             self.held_out = TestImages(self.test_images, plain, self.evaluation.images)
         self.confusion: Confusion | None = None
         loss = self.loss_config
-        self.mixes_pairs = bool(loss.mixup or loss.cutmix)
+        self.mixes_pairs = loss.mixes_pairs
         self.mixer = make_mixer(loss, self.model_config.classes) if self.mixes_pairs else None
         self.teacher = (
             None if loss.teacher is None else Teacher(loss.teacher, loss.teacher_weights, self.model_config.classes)

@@ -56,6 +56,11 @@ class ClassificationLossConfig(Section):
     alpha: float = Field(default=0.5, ge=0, le=1, description="Weight of the teacher against the labels.")
     tau: float = Field(default=1.0, gt=0, description="Temperature of soft distillation.")
 
+    @property
+    def mixes_pairs(self) -> bool:
+        """Whether samples are mixed in pairs, and so computed in even numbers."""
+        return bool(self.mixup or self.cutmix)
+
 
 class ClassificationEvaluationConfig(Section):
     """What is measured on held-out images: loss, accuracy, top-5 accuracy, each class's."""

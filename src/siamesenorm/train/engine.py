@@ -27,6 +27,7 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import largest_gradient
 from siamesenorm.train.ema import WeightAverage
 from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.expert_parallel import idle_part
 from siamesenorm.train.layout import plain_name
 from siamesenorm.train.manifest import Entry
 from siamesenorm.train.micro_batch import MicroBatches
@@ -177,13 +178,13 @@ class Engine:
         parts, rows = self.micro.split(self.batch)
         shares = self._shares(parts, rows)
         sums: dict[str, Tensor] = {}
-        for loss, share in zip(self._losses(parts, shares), shares, strict=True):
+        for loss, share in zip(self._losses(parts, rows, shares), shares, strict=True):
             for name, value in loss.metrics.items():
                 scaled = value.to(torch.float32) * share
                 sums[name] = sums[name] + scaled if name in sums else scaled
         return sums
 
-    def _losses(self, parts: list[Batch], shares: Sequence[float | Tensor]) -> Iterator[Loss]:
+    def _losses(self, parts: list[Batch], rows: list[int], shares: Sequence[float | Tensor]) -> Iterator[Loss]:
         """Losses of the parts, whose gradients are made on the way."""
         if isinstance(self.model, Pipeline):
             with self.precision.autocast():
@@ -191,8 +192,9 @@ class Engine:
             for part, output in zip(parts, outputs, strict=True):
                 yield self.task.loss(lambda *args, output=output, **kwargs: output, part)  # type: ignore[arg-type]
             return
-        for number, (part, share) in enumerate(zip(parts, shares, strict=True), start=1):
-            with gradient_sync(self.model, number == len(parts)):
+        for number, (part, count, share) in enumerate(zip(parts, rows, shares, strict=True), start=1):
+            counting = contextlib.nullcontext() if count else idle_part(self.model)
+            with gradient_sync(self.model, number == len(parts)), counting:
                 with self.precision.autocast():
                     loss = self.task.loss(self.model, part)
                 self.precision.backward(loss.total * share)

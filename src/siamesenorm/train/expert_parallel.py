@@ -6,6 +6,7 @@ the data processes shards the experts that one process has (FSDP), as it shards 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,14 +56,34 @@ def divide_experts(moe: MoE, mesh: DeviceMesh) -> None:
 
 def share_statistics(moe: MoE, mesh: DeviceMesh) -> None:
     """Let the load-balancing loss count the slots of all parts of a batch."""
-    group, size = mesh.get_group(), mesh.size()
+    moe.mean = SharedMean(mesh)
 
-    def mean(values: Tensor) -> Tensor:
-        values = values.clone()
-        dist.all_reduce(values, group=group)
-        return values / size
 
-    moe.mean = mean
+class SharedMean:
+    """The mean of numbers over the processes of a mesh, of which idle ones add nothing."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.group, self.size = mesh.get_group(), mesh.size()
+        self.idle = False
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """All processes call it."""
+        values = torch.zeros_like(values) if self.idle else values.clone()
+        dist.all_reduce(values, group=self.group)
+        return values / self.size
+
+
+@contextlib.contextmanager
+def idle_part(model: nn.Module) -> Iterator[None]:
+    """Inside, this process computes what does not count, because others wait for it: it adds no slots to theirs."""
+    means = [moe.mean for moe in experts_of(model) if isinstance(moe.mean, SharedMean)]
+    for mean in means:
+        mean.idle = True
+    try:
+        yield
+    finally:
+        for mean in means:
+            mean.idle = False
 
 
 class Exchange:

@@ -12,7 +12,8 @@ from siamesenorm.tasks.base import Batch
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.memory import AMPLE, free_memory, least_memory, memory_need, sharing
+from siamesenorm.train.memory import AMPLE, Room, free_memory, least_memory, memory_need, sharing
+from siamesenorm.train.pipeline import takes
 
 FILLED = 0.9
 """Share of the free memory that ``auto`` fills, as `siamesenorm.train.planning` counts."""
@@ -36,7 +37,7 @@ class MicroBatches:
         """Samples of a step that this process has."""
         wish = config.train.micro_batch_size
         if wish == "auto":
-            self.size = min(world.gather(self._as_fits(config, task, world)))
+            self.size = min(world.gather(world.agree(lambda: self._as_fits(config, task, world))))
         else:
             self.size = self.share if wish is None else min(wish, self.share)
         self.count = -(-self.share // self.size)
@@ -50,6 +51,8 @@ class MicroBatches:
     def _as_fits(self, config: RunConfig, task: Task, world: World) -> int:
         """As many samples as are estimated to fit, in equal parts where these are not much smaller."""
         room, least = free_memory(world.device, sharing(world)), 2 if task.mixes_pairs else 1
+        if world.pp > 1:
+            return self._as_pipeline_takes(config, task, world, room)
         fits = self.share
         if room is None or AMPLE * sum(least_memory(config, task, world, fits)) < room.size:
             return fits
@@ -57,6 +60,15 @@ class MicroBatches:
             fits = max(least, fits // 2 // least * least)
         equal = max(size for size in range(1, fits + 1) if self.share % size == 0)
         return equal if equal % least == 0 and 2 * equal > fits else fits
+
+    def _as_pipeline_takes(self, config: RunConfig, task: Task, world: World, room: Room | None) -> int:
+        """The largest equal parts that fit and that the schedule takes, its smallest where none fits."""
+        equal = [size for size in range(self.share, 0, -1) if self.share % size == 0]
+        taken = [size for size in equal if takes(config.parallel.schedule, world.pp, self.share // size)]
+        for size in taken:
+            if room is None or sum(memory_need(config, task, world, size)) <= FILLED * room.size:
+                return size
+        return taken[-1] if taken else 1
 
     def split(self, batch: Batch) -> tuple[list[Batch], list[int]]:
         """A batch of this process in its parts, and how many samples of each count.

@@ -246,6 +246,11 @@ def check_pipeline(config: RunConfig, world: World, size: int, count: int) -> No
         raise ConfigError(
             f"parallel.pp: {pp} is not allowed with train.parameters = {config.train.parameters!r}; it takes all"
         )
+    if config.train.precision == "fp16":
+        raise ConfigError(
+            f"train.precision: 'fp16' is not allowed with parallel.pp = {pp}; only the last stage knows the loss and "
+            f"its scale; a pipeline takes fp32 or bf16"
+        )
     for name in ("arithmetic", "lm_eval"):
         if getattr(config.evaluation, name, None):
             raise ConfigError(f"parallel.pp: {pp} is not allowed with evaluation.{name}; a pipeline gives losses only")
@@ -254,14 +259,21 @@ def check_pipeline(config: RunConfig, world: World, size: int, count: int) -> No
             f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; micro-batches of a pipeline are "
             f"equal, and {batch} samples on {world.data_size} processes of a stage are no multiple"
         )
-    if schedule == "1f1b" and count < pp:
+    if takes(schedule, pp, count):
+        return
+    if schedule == "1f1b":
         raise ConfigError(
             f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; 1f1b takes {pp} micro-batches or "
             f"more of the {size * count} samples that a process has"
         )
-    rounds = max(1, count // pp)
-    if schedule == INTERLEAVED and count % rounds:
-        raise ConfigError(
-            f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; it makes {count} micro-batches, "
-            f"and {schedule} takes multiples of {rounds}"
-        )
+    raise ConfigError(
+        f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; it makes {count} micro-batches, "
+        f"and {schedule} takes multiples of {count // pp}"
+    )
+
+
+def takes(schedule: str, pp: int, count: int) -> bool:
+    """Whether a schedule of so many groups of processes takes so many micro-batches."""
+    if schedule == "1f1b":
+        return count >= pp
+    return schedule != INTERLEAVED or count % max(1, count // pp) == 0

@@ -67,7 +67,7 @@ def export_weights(
         with whole_file(Path(file)) as out:
             counted = _Counted(out)
             write_tensors(cast(BinaryIO, counted), replace(weights, read=read), {"format": "pt"})
-    except OSError:
+    except Exception:
         for name in list(left):  # the others gather all of them, whatever became of the file
             weights.read(name)
         raise

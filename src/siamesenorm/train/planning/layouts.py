@@ -124,6 +124,11 @@ def problem_of(config: RunConfig, layout: Layout) -> str | None:
         return f"train.batch_size = {batch} is less than {layout.data} processes"
     if layout.micro_batch > layout.share(batch):
         return f"a process has {layout.share(batch)} samples of a step, fewer than {layout.micro_batch}"
+    if mixes_pairs(config):
+        if batch % (2 * layout.data):
+            return f"samples are mixed in pairs, and train.batch_size = {batch} is no multiple of {2 * layout.data}"
+        if layout.micro_batch % 2:
+            return f"samples are mixed in pairs, and micro-batches of {layout.micro_batch} are odd"
     if layout.tensor > 1:
         if not hasattr(model, "heads") or not hasattr(model, "ffn_dim"):
             return "tensor parallelism splits models of siamesenorm"
@@ -138,6 +143,11 @@ def problem_of(config: RunConfig, layout: Layout) -> str | None:
         if "head_dim" not in type(model).model_fields:
             return None if layout.tensor == 1 else "heads of this model have no width of their own to plan with"
     return None
+
+
+def mixes_pairs(config: RunConfig) -> bool:
+    """Whether a run's task mixes samples in pairs (mixup, CutMix), which are then computed in even numbers."""
+    return bool(getattr(getattr(config, "loss", None), "mixes_pairs", False))
 
 
 def layout_of(config: RunConfig, world: World, micro: int | None = None) -> Layout:

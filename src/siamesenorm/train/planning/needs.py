@@ -96,7 +96,9 @@ def need_of(config: RunConfig, layout: Layout, device: str, found: Profile | Non
     own = of_process(config, layout)
     parts = parts_of(own)
     if found is None:
-        found = grown(Question(own, layout.micro_batch, device, layout.checkpointing))
+        # The CPU's kernels take float32 alone: links with gathered gains take plain operators, which keep more.
+        gathered = device == "cpu" and layout.shards > 1 and config.train.precision == "bf16"
+        found = grown(Question(own, layout.micro_batch, device, layout.checkpointing, gathered))
     shards = layout.shards
     ema = config.train.ema is not None
     weights, gradients = FLOAT * parts.all / shards, FLOAT * parts.trained / shards

@@ -100,6 +100,9 @@ def make_plan(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions | Non
         raise ConfigError(f"--gpus: {gpus} is not allowed; it takes 1 to {MOST_GPUS}")
     if gpus > gpu.machine and gpus % gpu.machine:
         raise ConfigError(f"--gpus: {gpus} is not allowed; it takes up to {gpu.machine} or whole machines of as many")
+    for name, size in (("pp", config.parallel.pp), ("ep", config.parallel.ep)):
+        if size > 1:
+            raise ConfigError(f"parallel.{name}: {size} is not allowed; a plan does not count it yet and takes 1")
     assumed = assumed or Assumptions()
     found: list[Choice] = []
     refused: dict[str, str] = {}
@@ -133,7 +136,7 @@ def check_given(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions) ->
         layout = given_layout(config, gpus, gpu.machine)
     except ConfigError:
         return None
-    if config.train.batch_size < layout.data:
+    if problem_of(config, layout) is not None:
         return None
     return evaluate(config, layout, gpu, assumed)
 

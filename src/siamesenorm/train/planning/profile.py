@@ -98,14 +98,17 @@ class Question:
     device: str
     """``cpu`` or ``cuda``."""
     checkpointing: str
+    gathered: bool = False
+    """Whether blocks' weights are sharded and gathered in the lower precision that they are computed in."""
 
     @property
     def key(self) -> str:
         """All that decides the answer."""
         c = self.config
         sections = [section.model_dump_json() for section in (c.model, c.lora)]
-        return repr((c.task, c.sample_tokens, c.train.precision, c.train.parameters, self.rows, self.device, sections,
-                     self.checkpointing))  # fmt: skip
+        steps = c.train.precision, c.train.parameters, c.train.checkpointed_every
+        return repr((c.task, c.sample_tokens, steps, self.rows, self.device, sections, self.checkpointing,
+                     self.gathered))  # fmt: skip
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -131,14 +134,29 @@ def grown(question: Question) -> Profile:
 
 @functools.lru_cache(maxsize=256)
 def profile(question: Question) -> Profile:
-    """The answer, from traces of few blocks."""
-    blocks = int(getattr(question.config.model, "blocks", 0))
+    """The answer, from traces of few blocks; where some blocks are computed again, between those of none and of all."""
+    blocks, every = int(getattr(question.config.model, "blocks", 0)), question.config.train.checkpointed_every
+    if every > 1 and blocks and question.checkpointing != "none":
+        steps = question.config.train.model_copy(update={"checkpointed_every": 1})
+        of_all = replace(question, config=question.config.model_copy(update={"train": steps}))
+        return mixed(profile(replace(of_all, checkpointing="none")), profile(of_all), blocks // every / blocks)
     if blocks <= MORE:
         return traced(question, blocks)
     few, more = traced(question, FEW), traced(question, MORE)
     found = few.towards(more, (blocks - FEW) / (MORE - FEW))
     extra = growth(question, blocks)
     return found.fuller(extra) if extra else found
+
+
+def mixed(none: Profile, all_of_them: Profile, share: float) -> Profile:
+    """Where so large a share of the blocks is computed again; backward of one of them holds all of that block."""
+    found = none.towards(all_of_them, share)
+    if not share:
+        return found
+    beside = [of.stages["backward"].alive - of.kept for of in (all_of_them, none)]
+    backward = found.stages["backward"]
+    fuller = backward._replace(alive=backward.alive + (1 - share) * max(0.0, beside[0] - beside[1]))
+    return replace(found, stages={**found.stages, "backward": fuller})
 
 
 def traced(question: Question, blocks: int) -> Profile:
@@ -149,6 +167,8 @@ def traced(question: Question, blocks: int) -> Profile:
     task, dtype = find_task(config.task), DTYPES.get(config.train.precision)
     model = whole_model(config)
     checkpoint_activations(model, question.checkpointing)
+    if question.gathered and isinstance(model, Stack):
+        model.blocks.to(dtype)
     with shapes_alone(question.device):
         model.to_empty(device="cpu")
         autocast = contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
