@@ -11,7 +11,7 @@ import siamesenorm
 ROOT = Path(siamesenorm.__file__).parent
 READERS = {
     "json.load": {},
-    "json.loads": {"data/reading.py": "the boundary"},
+    "json.loads": {"data/reading.py": "the boundary", "commands/completion.py": "the package's own file"},
     "JSONDecoder": {"data/reading.py": "the boundary"},
     "model_validate_json": {
         "data/reading.py": "the boundary",
@@ -32,13 +32,15 @@ READERS = {
         "interop/gguf/reader.py": "a format of its own, whose every size is checked against the file",
         "data/images/cifar.py": "a format of its own, whose size is that of its file",
     },
-    "zipfile.ZipFile": {"data/arrays.py": "the boundary"},
-    "safe_open": {"data/tensors.py": "the boundary", "train/trained.py": "whether a header is ours, any error is a no"},
+    "zipfile.ZipFile": {"data/arrays.py": "the boundary", "lab/sample_files.py": "written, not read"},
+    "safe_open": {"data/tensors.py": "the boundary", "train/stored.py": "whether a header is ours, any error is a no"},
     "load_file": {},
     "torch.load": {"tasks/fidelity/inception_weights.py": "the published file of weights is a pickle; weights_only"},
     "read_text": {
         "data/images/cifar.py": "through the boundary",
+        "commands/completion.py": "the package's own file",
         "commands/evaluate.py": "through the boundary",
+        "lab/study/record.py": "through the boundary",
         "commands/graft.py": "through the boundary",
         "lab/inspection/source.py": "the start of a text, through a limit of its own",
         "train/recipes.py": "through the boundary, and the package's own recipes",
@@ -54,6 +56,7 @@ READERS = {
     "read_bytes": {
         "data/reading.py": "the boundary",
         "data/stdlib.py": "the standard library",
+        "lab/study/plan.py": "through the boundary",
         "data/images/folder.py": "bytes for a checksum",
         "train/folder.py": "bytes that are only compared",
         "data/replacement.py": "bytes that are kept aside",

@@ -318,6 +318,10 @@ WRITING = {
     "train/folder.py",  # lines that are added, and status.json on a full disk
     "interop/huggingface/exporter.py",  # into a folder that is being made
     "lab/export.py",  # into a whole file
+    "lab/study/pictures.py",  # into a whole file
+    "lab/sample_files.py",  # into a whole file
+    "train/inference.py",  # to nowhere, what other processes would say
+    "commands/evaluate.py",  # to nowhere, likewise
 }
 
 

@@ -50,6 +50,13 @@ def sees_operators(mode):
     return torch.ops.aten.add.Tensor in seen
 
 
+def refuses_unknown(resolve):
+    """A name of no group is no group."""
+    with pytest.raises(RuntimeError):
+        resolve("no such group")
+    return True
+
+
 TREE = {"a": (torch.zeros(()), torch.ones(())), "b": [2]}
 PYTREE = "torch.utils._pytree"
 
@@ -63,9 +70,11 @@ PRIVATE = {
     "torch._subclasses.fake_tensor.FakeTensorMode": lambda mode: makes_shapes_alone(mode()),
     "torch.ops.aten._local_scalar_dense.default": lambda read: read(torch.tensor(2.0)) == 2.0,
     "torch.ops.aten._to_copy.default": lambda cast: cast(torch.ones(1), dtype=torch.bfloat16).dtype is torch.bfloat16,
-    "torch.distributed.distributed_c10d._resolve_process_group": lambda f: (
-        next(iter(inspect.signature(f).parameters)) == "group_name"
-    ),
+    "torch.distributed.distributed_c10d._resolve_process_group": refuses_unknown,
+    **{
+        f"torch.ops.aten._scaled_dot_product_{name}.default": lambda found: found._schema.arguments[0].name == "query"
+        for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+    },
     "torch.utils._python_dispatch.TorchDispatchMode": sees_operators,
     "torch.autograd.forward_ad._current_level": lambda level: level == -1,
     "torch.jit._trace.is_tracing": lambda f: f is torch.jit.is_tracing and not f(),

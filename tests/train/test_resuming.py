@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import torch
 
 from siamesenorm.lab.grid import fingerprint
 from siamesenorm.train.config import RunConfig
@@ -14,6 +15,8 @@ from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import config_class, parse_config, resolve
 from siamesenorm.train.resuming import changes, refused_change
 from siamesenorm.train.schedule import share_of_peak
+from siamesenorm.train.stored import open_stored
+from siamesenorm.train.trained import open_trained
 
 from .small_runs import losses, tiny
 
@@ -167,3 +170,37 @@ def test_what_is_killed_behind_a_return_goes_on_from_there(tmp_path, monkeypatch
     assert train(config, tmp_path).state == "finished"
     assert max(losses(tmp_path)) == 12
     assert "resumed at step 4" in events(tmp_path, "resumed")
+
+
+def test_a_finished_run_without_its_last_checkpoint_is_not_begun_again_by_asking_for_more_steps(tmp_path):
+    """Cells of a grid and tidied runs have none: nothing of them is touched."""
+    train(tiny("schedule.kind=constant", "steps=4"), tmp_path, keep_state=False)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(
+        ConfigError, match=r"train\.steps: 8 is not allowed .* finished at step 4 and has no checkpoint"
+    ):
+        train(tiny("schedule.kind=constant", "steps=8"), tmp_path)
+    with pytest.raises(ConfigError, match=r"train\.steps is 4 instead of 3, and 4 steps are done"):
+        train(tiny("schedule.kind=constant", "steps=3"), tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_weights_of_an_earlier_end_are_not_taken_for_those_of_a_run_that_went_on(tmp_path, monkeypatch):
+    train(tiny("schedule.kind=constant", "steps=4"), tmp_path)
+    first = open_trained(tmp_path)
+    assert first.step == 4
+    take_step = Loop.take_step
+
+    def cut(self):
+        if self.step == 6:
+            raise RuntimeError("the power is gone")
+        return take_step(self)
+
+    monkeypatch.setattr(Loop, "take_step", cut)
+    with pytest.raises(RuntimeError, match="the power is gone"):
+        train(tiny("schedule.kind=constant", "steps=8", "checkpoint.every=2"), tmp_path)
+    later, stored = open_trained(tmp_path), open_stored(tmp_path)
+    assert later.step == stored.step == 6
+    name, weight = next(iter(later.model.named_parameters()))
+    assert not torch.equal(weight, first.model.get_parameter(name))
+    assert torch.equal(weight, stored.weights.read(name))

@@ -156,12 +156,28 @@ class RunFolder:
         self._check_names()
         if mode == "restart":
             return
-        problem = refused_change(self.config(), config, self.done() if at is None else at)
+        done = self.done() if at is None else at
+        status = self.status()
+        if at is None and status.get("state") == "finished":
+            end = int(status.get("step") or 0)
+            if done < end < config.steps:
+                raise ConfigError(
+                    f"train.steps: {config.steps} is not allowed for {str(self.path)!r}, which finished at step {end} "
+                    f"and has no checkpoint of it to go on from; give another --run, or --restart to begin anew"
+                )
+            done = max(done, end)
+        problem = refused_change(self.config(), config, done)
         if problem is not None:
             raise ConfigError(
                 f"run: {str(self.path)!r} holds another run, whose {problem}; "
                 f"give another --run, or --restart to begin anew"
             )
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it has exported weights that are its newest: a run that goes on behind its end outgrows them."""
+        gone_on = self.status().get("state") in ("running", "interrupted", "diverged", "failed")
+        return (self.path / WEIGHTS).is_file() and not gone_on
 
     def done(self) -> int:
         """Steps that need not be done again: those of the newest checkpoint."""

@@ -52,7 +52,7 @@ def open_stored(folder: Path | str, task: str | None = None) -> Stored:
         raise ConfigError(f"run: {str(folder)!r} is a run of {config.task}; it takes one of {task}")
     with torch.device("meta"):
         model = find_task(config.task).model_of(config)
-    if (run.path / WEIGHTS).is_file():
+    if run.has_weights:
         check_weights(run)
         step, weights = int(run.status().get("step") or config.steps), _of_file(run.path / WEIGHTS)
     else:

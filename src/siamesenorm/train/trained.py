@@ -59,7 +59,7 @@ def open_trained(folder: Path | str, task: str | None = None) -> Trained:
     """
     run, config = RunFolder(folder), check_task(folder, task)
     model = _empty_model(config)
-    if (run.path / WEIGHTS).is_file():
+    if run.has_weights:
         check_weights(run)
         tensors, _ = read_tensors(run.path / WEIGHTS, "run")
         try:

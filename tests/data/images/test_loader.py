@@ -138,6 +138,12 @@ def test_held_out_images_come_once_over_all_ranks_in_order():
         assert all(batch["label"].tolist() in together for batches in ranks for batch in batches)
 
 
-def test_a_batch_that_ranks_cannot_share_is_refused():
-    with pytest.raises(DataError, match="multiples of world_size 3"):
-        ImageLoader(training(), 4, world_size=3)
+def test_a_batch_is_shared_evenly_as_far_as_it_can_be_and_refused_where_a_rank_has_nothing():
+    shares = []
+    for rank in range(3):
+        loader = ImageLoader(training(), 4, rank=rank, world_size=3)
+        shares.append(len(next(loader)["label"]))
+        loader.close()
+    assert shares == [2, 1, 1]
+    with pytest.raises(DataError, match="global_batch_size: 2 is not allowed; it takes world_size 3 or more"):
+        ImageLoader(training(), 2, world_size=3)

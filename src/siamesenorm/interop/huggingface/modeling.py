@@ -120,7 +120,9 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         loaded = [p for p in here if getattr(p, "_is_hf_initialized", False)]
         if len(loaded) < len(here):
             values = [p.detach().clone() for p in loaded]
-            assemble(self.config, self, None).init_weights()
+            stack = assemble(self.config, self, None)
+            if not all(p.is_meta for p in stack.parameters()):  # under accelerate's or vLLM's contexts, all are
+                stack.init_weights()
             for parameter, value in zip(loaded, values, strict=True):
                 parameter.copy_(value)
         for own in self.modules():
