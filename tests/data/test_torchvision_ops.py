@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from siamesenorm.data import torchvision_ops
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.torchvision_ops import ADDED, COMMAND, check_torchvision, main, mend
+from siamesenorm.errors import DataError
 
 WANTING = (
     "importlib.import_module('siamesenorm.interop.huggingface')",
     "importlib.import_module('siamesenorm.interop.diffusers')",
     "importlib.import_module('siamesenorm.interop.timm')",
-    "importlib.import_module('siamesenorm.interop.harness').require_eval(tasks=False)",
+    "importlib.import_module('siamesenorm.interop.folder_harness').require_eval(tasks=False)",
     "importlib.import_module('siamesenorm.interop.autoencoder').diffusers_class('AutoencoderKL')",
     "importlib.import_module('siamesenorm.data.images.timm_transforms').import_timm('timm.data', 'it')",
 )
@@ -46,7 +46,7 @@ def test_transformers_and_timm_import_on_their_own():
 
 
 def test_whoever_wants_torchvision_says_what_is_wrong_with_it(mismatched):
-    code = f"import importlib\nfrom siamesenorm.data.errors import DataError\nfor each in {WANTING!r}:\n"
+    code = f"import importlib\nfrom siamesenorm.errors import DataError\nfor each in {WANTING!r}:\n"
     code += "    try:\n        eval(each)\n    except DataError as error:\n        print(error)\n"
     sentence = "torchvision was built for another torch (operator torchvision::nms does not exist); "
     sentence += f"install both from the same place, or run {COMMAND} once"

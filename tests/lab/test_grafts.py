@@ -8,6 +8,7 @@ import torch
 from siamesenorm.data import save_tokenizer, train_bpe
 from siamesenorm.data.held_out import LEAST
 from siamesenorm.data.tensors import read_tensors
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.axes import make_grid
 from siamesenorm.lab.compare.cell import CellOrder, run_cell
 from siamesenorm.lab.compare.grafts import BOUND, open_source
@@ -18,7 +19,6 @@ from siamesenorm.lab.report.sentences import notes
 from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import find_task
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.trained import open_language_model

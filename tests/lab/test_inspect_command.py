@@ -16,7 +16,7 @@ from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.lab import Inspection, inspect
 from siamesenorm.lab.inspection import terminal
 from siamesenorm.lab.inspection.figures import plots
-from siamesenorm.lab.inspection.report import write_report
+from siamesenorm.lab.inspection.page import write_report
 from siamesenorm.lab.inspection.source import open_source
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import find_task

@@ -14,10 +14,9 @@ from torch import nn
 import siamesenorm
 from siamesenorm import Residual, TopologyError
 from siamesenorm.cli import main
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.lab.compare.live import NotebookTable, open_table
 from siamesenorm.lab.compare.runner import GridWatcher
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import read_metrics
 
 VOCABULARY, DIM, LENGTH = 17, 8, 16

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from siamesenorm.cli import main
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.presets import PRESETS
 from siamesenorm.lab.drawing.contrast import READABLE, contrast, ink, on_scale
 from siamesenorm.lab.drawing.page import Page, breakable, label, script_json
@@ -25,7 +26,6 @@ from siamesenorm.lab.report.sentences import notes
 from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.lab.report.terminal import scores, show
 from siamesenorm.lab.report.verdict import verdict
-from siamesenorm.train.errors import ConfigError
 
 from .folders import FACTS, write_grid, write_run
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from closeness import assert_same_but_for_rounding
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.counts import size_of_sublayers
 from siamesenorm.residual import siamese
 from siamesenorm.residual.kernels import native
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.distributed import World, check_group
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, gradient_sync, uniform_groups
 from siamesenorm.train.weights import gather_weights
 

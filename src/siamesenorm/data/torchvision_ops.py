@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from siamesenorm.data.atomic import whole_file
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 COMMAND = "python -m siamesenorm.data.torchvision_ops"
 ADDED = f"""

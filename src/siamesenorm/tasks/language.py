@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from siamesenorm.data import BatchLoader, TrainingData, ValidationData
 from siamesenorm.data.choices import Choice, arithmetic_choices, score_choices
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.data.tokens import Tokens
+from siamesenorm.errors import DataError
 from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
 from siamesenorm.models.lm.counts import activations_of_token, flops_of_token
@@ -297,7 +297,7 @@ class LanguageTask(Task):
     def parameters(self) -> int:
         """Matrices of blocks, embedding and head; norms are a thousandth."""
         c = self.model_config
-        inner, inner_kv = c.heads * c.head_width, c.key_heads * c.head_width
+        inner, inner_kv = c.heads * c.dim_per_head, c.num_kv_heads * c.dim_per_head
         halves, experts, hidden = 3 if c.activation in GATED else 2, 1, c.ffn_dim
         if c.moe is not None:
             experts, hidden = c.moe.experts, c.moe.expert_dim

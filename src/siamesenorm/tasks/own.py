@@ -21,17 +21,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task
 from siamesenorm.tasks.corpora import open_corpus, open_held_out
 from siamesenorm.tasks.language_config import TextDataConfig
 from siamesenorm.tasks.metrics import Metric, Metrics
 from siamesenorm.tasks.own_data import (
     BATCHES,
+    BatchSource,
     DatasetSource,
     FunctionSource,
     OwnLoader,
-    Source,
     TokenSource,
     rows_of,
     seeded,
@@ -238,7 +238,7 @@ class OwnLanguageTask(OwnTask):
     chance = "what frequencies of tokens alone give"
 
 
-def open_source(parts: Given, config: Any) -> Source:
+def open_source(parts: Given, config: Any) -> BatchSource:
     """The data of a run: what was given, or the corpus that its configuration names."""
     data, other, length = parts.data, parts.validation, config.data.sequence_length
     if config.data.train:

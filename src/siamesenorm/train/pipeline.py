@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.utils import _pytree as pytree
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.moe import RouterStats
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.train.boundaries import Boundaries, used_by_open
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import STAGES
 
 INTERLEAVED = "interleaved_1f1b"

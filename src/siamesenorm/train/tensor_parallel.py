@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.mlp import GATED, MLP
 from siamesenorm.models.stack import Block
 from siamesenorm.residual.ramp import ramps_of
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import ROW_ORDER
 
 HEADS = FEATURES = 2

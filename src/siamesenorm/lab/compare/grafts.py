@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from siamesenorm.data.atomic import whole_file, write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.tokenizer import FILE, Tokenizer
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.language_folder import open_model_folder
 from siamesenorm.models.fingerprint import weights_hash
 from siamesenorm.models.lm import LanguageModel, LMConfig
@@ -34,7 +34,6 @@ from siamesenorm.residual import TopologyError
 from siamesenorm.residual.grafts import graft_text
 from siamesenorm.tasks.language import LanguageTask
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parameters import choose_parameters
 from siamesenorm.train.source_model import FIELD, source_model
 from siamesenorm.train.starting import FREE, check_tokenizer

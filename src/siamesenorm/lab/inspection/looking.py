@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from siamesenorm.lab.inspection import Inspection, InspectionError
 from siamesenorm.lab.inspection import inspect as measure
-from siamesenorm.lab.inspection.source import Source, open_source
+from siamesenorm.lab.inspection.source import InspectionSource, open_source
 from siamesenorm.lab.inspection.spikes import spikes_of_run
 from siamesenorm.residual import Topology
 from siamesenorm.terminal import progress_bar
@@ -58,7 +58,7 @@ def inspect(
     return look_inside(open_source(Path(model), None if text is None else Path(text), tokens), removal)
 
 
-def look_inside(source: Source, removal: bool = True, console: Console | None = None) -> Inspection:
+def look_inside(source: InspectionSource, removal: bool = True, console: Console | None = None) -> Inspection:
     """The inspection of what a folder holds, with its progress on a console, and where it comes from."""
     with progress_bar(console or Console(quiet=True), "passes") as progress:
         found = measure(source.model, source.batch, loss=source.loss, removal=removal, progress=progress)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from siamesenorm.data.atomic import whole_file
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.report.figures import by_settings, colours, short_text
 from siamesenorm.lab.report.records import Records
 from siamesenorm.lab.report.statistics import Analysis
-from siamesenorm.train.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ def check_matplotlib() -> None:
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--figures: needs the package 'matplotlib'; install it with pip install 'siamesenorm[plot]'")
+        raise ConfigError.missing_package("--figures:", "matplotlib", "plot")
 
 
 def export_figures(records: Records, analysis: Analysis, out: Path, formats: Iterable[str]) -> list[Path]:

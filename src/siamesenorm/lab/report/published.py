@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from siamesenorm.lab.compare.presets import Preset
+from siamesenorm.lab.compare.presets import GridPreset
 from siamesenorm.lab.report.sentences import place_text, what_is_shown
 from siamesenorm.lab.report.statistics import Analysis
 
 HEADERS = ("paper's setting", "topology", "published", "ours", "our setting")
 
 
-def published_rows(analysis: Analysis, preset: Preset) -> list[dict[str, Any]]:
+def published_rows(analysis: Analysis, preset: GridPreset) -> list[dict[str, Any]]:
     """The paper's figures with ours beside them."""
     rows = []
     for figure in preset.published:
@@ -29,7 +29,7 @@ def published_rows(analysis: Analysis, preset: Preset) -> list[dict[str, Any]]:
     return rows
 
 
-def published_texts(analysis: Analysis, preset: Preset) -> list[tuple[str, ...]]:
+def published_texts(analysis: Analysis, preset: GridPreset) -> list[tuple[str, ...]]:
     """The same as a table under `HEADERS`."""
     return [
         (
@@ -45,6 +45,6 @@ def published_texts(analysis: Analysis, preset: Preset) -> list[tuple[str, ...]]
     ]
 
 
-def about(analysis: Analysis, preset: Preset) -> str:
+def about(analysis: Analysis, preset: GridPreset) -> str:
     """What the two columns of numbers are."""
     return f"{preset.about} arXiv 2602.08064; one run a cell, no spread. Ours: {what_is_shown(analysis)}."

@@ -74,13 +74,13 @@ def flops_of_token(model: LanguageModel, length: int) -> float:
         windowed = sum(map(c.is_windowed, range(c.blocks))) / c.blocks
         seen = windowed * (c.window - c.window * (c.window - 1) / (2 * length)) + (1 - windowed) * seen
     weights = size_of_sublayers(model) - idle_parameters(model) + c.vocab_size * c.dim
-    return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.head_width, seen=seen)
+    return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.dim_per_head, seen=seen)
 
 
 def activations_of_token(config: LMConfig, links: float) -> int:
     """Numbers kept by links, and in sublayers at least: q, k, v, attention's output, the FFN's inner."""
     c = config
-    heads = 2 * (c.heads + c.key_heads) * c.head_width
+    heads = 2 * (c.heads + c.num_kv_heads) * c.dim_per_head
     hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim
     ffn = kept_by_ffn(hidden, c.activation)
     return kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=heads, ffn=ffn)

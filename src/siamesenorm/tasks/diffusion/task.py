@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.latents import LatentImages, is_latents, open_latents
+from siamesenorm.errors import DataError
 from siamesenorm.models.dit import DiT, DiTConfig, count_dit
 from siamesenorm.tasks.base import Average, Batch, Loss, check_limits
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig, DiffusionEvaluationConfig, ProcessConfig
@@ -27,7 +27,7 @@ from siamesenorm.tasks.diffusion.data import (
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.diffusion.sampling import Sampler, sample
 from siamesenorm.tasks.fidelity import ClassifierFidelity
-from siamesenorm.tasks.fidelity.pictures import Images
+from siamesenorm.tasks.fidelity.image_batches import Images
 from siamesenorm.tasks.images import ImageTask, fitting
 from siamesenorm.tasks.metrics import Metric, Metrics
 from siamesenorm.tasks.sharing import Gather, Sharing, is_divided

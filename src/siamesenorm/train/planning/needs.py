@@ -15,7 +15,7 @@ import torch
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.optimizer import parameter_groups
 from siamesenorm.train.planning.layouts import Layout, of_process
-from siamesenorm.train.planning.profile import Profile, Question, Stage, grown, whole_model
+from siamesenorm.train.planning.profile import Profile, Question, StageMemory, grown, whole_model
 
 FLOAT = 4
 MUON_COPIES = 5
@@ -113,7 +113,7 @@ def need_of(config: RunConfig, layout: Layout, device: str, found: Profile | Non
     return Need(weights, gradients, optimizer, found.kept, weights + optimizer + stages[where], where)
 
 
-def stage_bytes(name: str, stage: Stage, parts: Parts, layout: Layout, config: RunConfig, several: bool) -> float:
+def stage_bytes(name: str, stage: StageMemory, parts: Parts, layout: Layout, config: RunConfig, several: bool) -> float:
     """What a stage holds beside weights and optimiser. several: whether a process computes more parts than one."""
     whole = FLOAT * parts.trained
     summed = tensor_sums(layout, config) if name in ("forward", "backward") else 0.0
