@@ -5,11 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from siamesenorm.lab.compare import make_grid
-from siamesenorm.lab.presets import PRESETS, SIAMESE, find_preset
-from siamesenorm.lab.published import published_rows, show_published
-from siamesenorm.lab.records import find_runs, read_records
-from siamesenorm.lab.statistics import analyse
+from siamesenorm.lab.compare.axes import make_grid
+from siamesenorm.lab.compare.presets import PRESETS, SIAMESE, find_preset
+from siamesenorm.lab.report.outcome import Comparison
+from siamesenorm.lab.report.published import published_rows
+from siamesenorm.lab.report.records import find_runs, read_records
+from siamesenorm.lab.report.statistics import analyse
+from siamesenorm.lab.report.terminal import show
 from siamesenorm.train.errors import ConfigError
 
 from .folders import write_run
@@ -116,7 +118,8 @@ def test_a_preset_shows_published_figures_on_the_terminal_too(tmp_path):
     write_run(tmp_path, SIAMESE, 1e-2, loss=1.5, overrides=("warmup=0",))
     write_run(tmp_path, SIAMESE, 1e-2, loss=1.6, overrides=("warmup=3",))
     console = Console(file=io.StringIO(), width=120)
-    show_published(console, analyse(read_records(find_runs([tmp_path]))), find_preset("warmup"))
+    records = read_records(find_runs([tmp_path]))
+    show(console, Comparison(records, analyse(records), tmp_path, preset=find_preset("warmup")))
     lines = console.file.getvalue().splitlines()
     assert next(line for line in lines if line.startswith("no warm-up")).split()[-5:-2] == ["trains", "1.5000", "lr"]
     assert next(line for line in lines if line.startswith("300 steps")).split()[3:5] == [X, "–"]

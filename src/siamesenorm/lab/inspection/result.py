@@ -184,8 +184,8 @@ class Inspection(Part):
     @property
     def figures(self) -> dict[str, Any]:
         """The plots by name: figures of plotly where that is installed, plain data elsewhere."""
+        from siamesenorm.lab.drawing.page import as_figures
         from siamesenorm.lab.inspection.figures import plots
-        from siamesenorm.lab.page import as_figures
 
         return as_figures({plot.name: plot.figure for plot in plots(self)})
 
@@ -198,8 +198,8 @@ class Inspection(Part):
 
     def _repr_html_(self) -> str:
         """What stands out, for notebooks."""
+        from siamesenorm.lab.drawing.page import escape
         from siamesenorm.lab.inspection.terminal import notes, title
-        from siamesenorm.lab.page import escape
 
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in notes(self))
         return f"<p>{escape(title(self).plain)}</p><table>{rows}</table>"
