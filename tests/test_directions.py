@@ -77,7 +77,7 @@ def test_no_command_imports_another():
 LAB = {
     "drawing": set(),
     "compare": set(),
-    "report": {"compare", "drawing"},
+    "report": {"compare", "drawing", "inspection"},
     "inspection": {"compare", "drawing"},
     "study": {"compare", "report", "inspection"},
 }

@@ -17,7 +17,7 @@ from siamesenorm.commands.findings import show_findings
 from siamesenorm.commands.options import Baseline, Engine, Figures, Jobs, Metric, Open
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-PRESETS = ("lr", "depth", "warmup", "ablation", "arithmetic")
+PRESETS = ("lr", "depth", "warmup", "ablation", "arithmetic", "streams")
 SHOWN = 5
 """Failed cells that are named."""
 

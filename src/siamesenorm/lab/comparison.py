@@ -27,6 +27,7 @@ from siamesenorm.lab.compare.own_model import own_recipe
 from siamesenorm.lab.compare.preparation import OneComparison, Prepared, check_metric, prepare_grid, prepare_text
 from siamesenorm.lab.compare.presets import GridPreset, find_preset
 from siamesenorm.lab.compare.runner import ThisProcess
+from siamesenorm.lab.inspection.looking import inspect_runs
 from siamesenorm.lab.report.outcome import Comparison, read_comparison
 from siamesenorm.tasks.own import Given, given, name_of
 from siamesenorm.train.overrides import as_setting
@@ -91,7 +92,10 @@ class ComparisonRequest:
                 for note in dict.fromkeys(note for place in prepared.plan for note in place.cell.config.notes):
                     console.print(note, style="dim", markup=False)
             with open_table(prepared.plan, console) as table:
-                return prepared, opened.run(prepared.plan, prepared.provenance, table)
+                complete = opened.run(prepared.plan, prepared.provenance, table)
+            if self.preset is not None and self.preset.looks_inside:
+                inspect_runs((cell.folder for cell in prepared.plan if cell.state == "finished"), console)
+            return prepared, complete
 
     def _readable(self) -> Grid:
         """On the text, prepared once the folder is ours; a trained model's tokenizer reads it as it is."""

@@ -187,7 +187,7 @@ def Residual(
     dim: width of the residual stream.
     blocks: number of (attention, ffn) blocks, or the sublayer kinds of every block.
     norm: ``"rms"``, ``"layer"``, a `NormSpec`, a function from width to module, or `Norms` by role.
-    dropout, drop_path: on every sublayer's update, one draw for all streams; drop_path may be a list, a rate for each block.
+    dropout, drop_path: on every sublayer's update, one draw for all streams; drop_path: or a rate for each block.
     fused: take fused steps in eager mode where the topology has them.
     needs: ``check`` warns at the first pass of norms and first weights inside sublayers that the topology wants and
         nobody took from it (`attention_norms`, `inner_norm`, `init_weights_`); ``met`` or ``waived`` say otherwise.

@@ -26,6 +26,8 @@ class Published:
     """Perplexity, accuracy, or how it ended."""
     lr: float | None = None
     setting: str = ""
+    inside: tuple[str, str] | None = None
+    """What of a trained model it is, and of which stream: (``gains`` or ``lens``, ``x``); default: the metric."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class GridPreset:
     """What is trained, where it is not the usual."""
     metric: str | None = None
     """What it is about, where that is not the loss."""
+
+    @property
+    def looks_inside(self) -> bool:
+        """Whether figures are of the trained models, which are inspected for them."""
+        return any(figure.inside is not None for figure in self.published)
 
 
 def _lr_table() -> tuple[Published, ...]:
@@ -161,6 +168,19 @@ PRESETS = {
             ),
             recipe="arithmetic-tiny",
             metric="arithmetic",
+        ),
+        GridPreset(
+            "streams",
+            "The two streams at the end of 1.3B parameters after 100B tokens: mean gain of each, and how often each "
+            "alone predicts what both do.",
+            (SIAMESE,),
+            (1e-2,),
+            (
+                Published("final gain of X", SIAMESE, 1.05, 1e-2, inside=("gains", "x")),
+                Published("final gain of Y", SIAMESE, 0.42, 1e-2, inside=("gains", "y")),
+                Published("logit lens of X", SIAMESE, 0.426, 1e-2, inside=("lens", "x")),
+                Published("logit lens of Y", SIAMESE, 0.162, 1e-2, inside=("lens", "y")),
+            ),
         ),
     )
 }

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from torch import Tensor, nn
 
+from siamesenorm.data.reading import MissingError, read_bytes
 from siamesenorm.lab.inspection import Inspection, InspectionError
 from siamesenorm.lab.inspection import inspect as measure
+from siamesenorm.lab.inspection.page import JSON, write_report
 from siamesenorm.lab.inspection.source import InspectionSource, open_source
 from siamesenorm.lab.inspection.spikes import spikes_of_run
 from siamesenorm.residual import Topology
 from siamesenorm.terminal import progress_bar
 from siamesenorm.train.provenance import command, machine_facts
+
+FOLDER = "inspection"
+"""Where the inspection of a run lies, in its folder."""
+TOKENS = 2048
+"""Tokens of text that are read, about."""
 
 
 def inspect(
@@ -27,7 +34,7 @@ def inspect(
     topology: Topology | None = None,
     removal: bool = True,
     text: Path | str | None = None,
-    tokens: int = 2048,
+    tokens: int = TOKENS,
 ) -> Inspection:
     """Look inside a model that uses `Residual`: norms, gradients, who wrote what is read, logit lens, removals.
 
@@ -65,3 +72,17 @@ def look_inside(source: InspectionSource, removal: bool = True, console: Console
     facts = {**source.facts, "command": command(), **machine_facts()}
     spikes = spikes_of_run(str(source.facts["folder"])) if source.facts["kind"] == "run" else None
     return found.model_copy(update={"source": facts, "spikes": spikes})
+
+
+def inspection_of(run: Path) -> Inspection | None:
+    """The inspection that lies in a run's folder, if there is one."""
+    try:
+        return Inspection.from_json(read_bytes(run / FOLDER / JSON, "inspection"))
+    except MissingError:
+        return None
+
+
+def inspect_runs(runs: Iterable[Path], console: Console | None = None) -> None:
+    """Look inside runs, all but removals, and leave what is found in their folders."""
+    for run in runs:
+        write_report(look_inside(open_source(run, None, TOKENS), removal=False, console=console), run / FOLDER)

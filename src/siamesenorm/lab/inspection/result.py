@@ -181,6 +181,12 @@ class Inspection(ResultPart):
         """Number of blocks."""
         return self.sublayers[-1].block + 1
 
+    def at_end(self, what: str) -> dict[str, Number]:
+        """What the model's end makes of each stream: its ``gains``, or agreement of its ``lens``; empty if unknown."""
+        if what == "gains":
+            return self.fusion.gains or {}
+        return {} if self.lens is None else {name: of[-1] for name, of in (self.lens.alone or {}).items()}
+
     @property
     def figures(self) -> dict[str, Any]:
         """The plots by name: figures of plotly where that is installed, plain data elsewhere."""

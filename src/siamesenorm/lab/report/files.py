@@ -37,7 +37,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "verdict": found.sentences,
         "notes": notes(records),
         "grafts": found.grafts,
-        "published": [] if found.preset is None else published_rows(found.analysis, found.preset),
+        "published": published_rows(found),
         "analysis": found.analysis.as_dict(),
         "runs": [run_row(run, records, found.folder) for run in records.runs],
         "curves": {run.name: run.curve for run in records.runs},

@@ -45,8 +45,8 @@ def make_page(found: Findings) -> Page:
     _grafts(page, found)
     _plots(page, records, analysis)
     if found.preset is not None:
-        page.heading("Published beside measured").paragraph(published.about(analysis, found.preset))
-        page.table(published.HEADERS, published.published_texts(analysis, found.preset), words=2)
+        page.heading("Published beside measured").paragraph(published.about(found, found.preset))
+        page.table(published.HEADERS, published.published_texts(found), words=2)
     _numbers(page, found)
     _reproduce(page, found)
     return page

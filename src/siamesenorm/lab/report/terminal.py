@@ -41,9 +41,9 @@ def show(console: Console, found: Findings) -> None:
         table = plain_table()
         for header in published.HEADERS:
             table.add_column(header, justify="right" if header in ("published", "ours") else "left")
-        for row in published.published_texts(found.analysis, found.preset):
+        for row in published.published_texts(found):
             table.add_row(*map(Text, row))
-        console.print(Text(f"\n{published.about(found.analysis, found.preset)}", style="dim"))
+        console.print(Text(f"\n{published.about(found, found.preset)}", style="dim"))
         console.print(table)
 
 
