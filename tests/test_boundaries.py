@@ -51,7 +51,6 @@ READERS = {
         "train/facts.py": "/proc",
         "train/provenance.py": "/proc",
         "train/memory.py": "/proc and control groups",
-        "data/torchvision_ops.py": "the source of an installed package",
     },
     "read_bytes": {
         "data/reading.py": "the boundary",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import re
 from collections.abc import Iterable
 from numbers import Number
@@ -115,3 +116,15 @@ def import_extra(module: str, purpose: str, extra: str = "data") -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise DataError.missing_package(purpose, module, extra) from None
+
+
+def check_torchvision() -> None:
+    """Raise one sentence where torchvision is installed but does not go with torch; before imports that want it."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        raise DataError(
+            f"torchvision was built for another torch ({error}); install both from the same place"
+        ) from None

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from siamesenorm.data.torchvision_ops import check_torchvision
-from siamesenorm.errors import InteropError
+from siamesenorm.errors import InteropError, check_torchvision
 from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.models.fingerprint import weights_hash
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from siamesenorm.data.torchvision_ops import check_torchvision
-from siamesenorm.errors import InteropError
+from siamesenorm.errors import InteropError, check_torchvision
 from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.tasks.harness_tasks import task_manager
 from siamesenorm.tasks.sharing import Sharing

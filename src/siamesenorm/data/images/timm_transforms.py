@@ -18,7 +18,7 @@ from siamesenorm.errors import DataError, import_extra
 
 def import_timm(module: str, purpose: str) -> Any:
     """A module of timm."""
-    from siamesenorm.data.torchvision_ops import check_torchvision
+    from siamesenorm.errors import check_torchvision
 
     check_torchvision()
     return import_extra(module, purpose, "vision")
