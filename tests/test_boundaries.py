@@ -56,6 +56,7 @@ READERS = {
         "data/reading.py": "the boundary",
         "data/stdlib.py": "the standard library",
         "lab/study/plan.py": "through the boundary",
+        "lab/inspection/looking.py": "through the boundary",
         "data/images/image_folder.py": "bytes for a checksum",
         "train/folder.py": "bytes that are only compared",
         "data/replacement.py": "bytes that are kept aside",

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from siamesenorm.errors import DataError
-from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task
+from siamesenorm.tasks.base import Batch, Loss, Ranks, Section, Task
 from siamesenorm.tasks.corpora import open_corpus, open_held_out
 from siamesenorm.tasks.language_config import TextDataConfig
 from siamesenorm.tasks.metrics import Metric, Metrics
@@ -36,7 +36,6 @@ from siamesenorm.tasks.own_data import (
     rows_of,
     seeded,
 )
-from siamesenorm.tasks.sharing import Gather
 
 MakeModel = Callable[[str], nn.Module]
 LossFunction = Callable[[nn.Module, Any], Any]
@@ -167,17 +166,7 @@ class OwnTask(Task):
         others = {str(name): torch.as_tensor(value).detach().to(total).reshape(()) for name, value in more.items()}
         return Loss(total, {"loss": total.detach(), **others})
 
-    @torch.no_grad()
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        rank: int,
-        world_size: int,
-        average: Average,
-        final: bool,
-        gather: Gather | None = None,
-    ) -> dict[str, float]:
+    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
         """Means over the held-out batches, each by its rows."""
         device = next(model.parameters()).device
         sums: dict[str, float] = {}
