@@ -102,7 +102,7 @@ def test_global_pool():
 def test_default_cfg_describes_the_model(name):
     model = create(name)
     cfg, state = model.default_cfg, model.state_dict()
-    assert cfg["architecture"] == name
+    assert cfg["architecture"] == name[0]
     assert (cfg["num_classes"], cfg["input_size"], cfg["fixed_input_size"]) == (1000, (3, 224, 224), True)
     classifiers = cfg["classifier"] if isinstance(cfg["classifier"], tuple) else (cfg["classifier"],)
     assert all(f"{key}.weight" in state for key in (*classifiers, cfg["first_conv"]))

@@ -96,9 +96,9 @@ def inspect(
     for option, given in (("--widths", widths), ("--depths", depths)):
         if given != "1,2,4":
             raise InspectionError(f"{option}: {given!r} is not allowed without --coordinates")
-    from siamesenorm.lab.inspection.source import open_source
+    from siamesenorm.lab.inspection.source import open_inspected
 
-    source = open_source(run, text, tokens)
+    source = open_inspected(run, text, tokens)
     found = look_inside(source, removal, Console(stderr=True))
     if as_json:
         typer.echo(found.to_json(), nl=False)

@@ -19,7 +19,7 @@ from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.axes import RECIPE, make_grid
 from siamesenorm.lab.compare.dry_run import dry_run
 from siamesenorm.lab.compare.engines import check_engine, open_engine
-from siamesenorm.lab.compare.grafts import GraftSource, open_source
+from siamesenorm.lab.compare.grafts import GraftSource, open_graft_source
 from siamesenorm.lab.compare.grid import Grid
 from siamesenorm.lab.compare.live import console_of, open_table
 from siamesenorm.lab.compare.model_file import open_model_file
@@ -137,7 +137,7 @@ def ask(
     if own is not None and text is not None:
         own, text = dataclasses.replace(own, data=text), None
     out = folder or default_folder(preset, model if recipe is None else Path(recipe).stem)
-    source = None if graft is None else open_source(graft)
+    source = None if graft is None else open_graft_source(graft)
     if source is not None and own is not None:
         raise ConfigError(f"--graft: {str(graft)!r} is not allowed with --model, whose weights are its own")
     named = recipe if own is None else own_recipe(own, str(model))

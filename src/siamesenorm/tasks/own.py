@@ -121,7 +121,7 @@ class OwnTask(Task):
             )
         self.given, self.topology, self.seed = parts, config.model.topology, config.train.seed
         self.batch_size, self.length = config.train.batch_size, config.data.sequence_length
-        self.source = open_source(parts, config)
+        self.source = open_batches(parts, config)
         self.evaluated = config.evaluation.every is not None
 
     @classmethod
@@ -227,7 +227,7 @@ class OwnLanguageTask(OwnTask):
     chance = "what frequencies of tokens alone give"
 
 
-def open_source(parts: Given, config: Any) -> BatchSource:
+def open_batches(parts: Given, config: Any) -> BatchSource:
     """The data of a run: what was given, or the corpus that its configuration names."""
     data, other, length = parts.data, parts.validation, config.data.sequence_length
     if config.data.train:

@@ -1,6 +1,6 @@
 """Comparisons that go on from one trained model: unchanged, and grafted to other topologies, each once.
 
-source = open_source("runs/mine")
+source = open_graft_source("runs/mine")
 plan = GraftPlan(source, out, ("pre", "siamese"))
 plan.overrides()                          # of the runs of each topology: what they begin with
 plan.check(task), plan.write()            # certificates first; then grafts/, for all cells of a comparison
@@ -80,7 +80,7 @@ class GraftSource:
         return [*own, f"data.tokenizer={self.path}"] if (self.path / FILE).is_file() else own
 
 
-def open_source(path: Path) -> GraftSource:
+def open_graft_source(path: Path) -> GraftSource:
     """What a folder or a run is; no weight is read."""
     if not path.is_dir():
         raise ConfigError(f"--graft: {str(path)!r} is no folder; it takes a run or a Hugging Face folder")

@@ -60,7 +60,7 @@ class Opened:
     facts: dict[str, Any]
 
 
-def open_source(folder: Path, text: Path | None, tokens: int) -> InspectionSource:
+def open_inspected(folder: Path, text: Path | None, tokens: int) -> InspectionSource:
     """The model in a folder and about so many tokens of a text file, or of the text the model was validated on."""
     task = RunFolder(folder).config().task if (folder / CONFIG).is_file() else "language"
     if task != "language":
