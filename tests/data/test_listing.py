@@ -9,7 +9,7 @@ from siamesenorm.data.images.folder import FolderImages
 from siamesenorm.data.listing import files_below, names_in
 from siamesenorm.data.sources import find_sources
 from siamesenorm.data.tokens import open_tokens
-from siamesenorm.lab.records import find_runs
+from siamesenorm.lab.report.records import find_runs
 from siamesenorm.tasks.fidelity.pictures import open_pictures
 from siamesenorm.train.provenance import hash_of
 

@@ -8,14 +8,14 @@ import torch
 from siamesenorm.data import save_tokenizer, train_bpe
 from siamesenorm.data.held_out import LEAST
 from siamesenorm.data.tensors import read_tensors
-from siamesenorm.lab.cell import Order, run_cell
-from siamesenorm.lab.compare import make_grid, prepare_grid
-from siamesenorm.lab.grafts import BOUND, open_source
-from siamesenorm.lab.records import find_runs, read_records
-from siamesenorm.lab.report import write_report
-from siamesenorm.lab.statistics import analyse, by_training
-from siamesenorm.lab.tables import notes
-from siamesenorm.lab.verdict import verdict
+from siamesenorm.lab.compare.axes import make_grid
+from siamesenorm.lab.compare.cell import CellOrder, run_cell
+from siamesenorm.lab.compare.grafts import BOUND, open_source
+from siamesenorm.lab.compare.preparation import prepare_grid
+from siamesenorm.lab.report.outcome import Comparison
+from siamesenorm.lab.report.records import find_runs, read_records
+from siamesenorm.lab.report.sentences import notes
+from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import find_task
 from siamesenorm.train.errors import ConfigError
@@ -42,7 +42,7 @@ def compared(source, tmp_path_factory):
     grid = asked(opened, out)
     prepared = prepare_grid(grid, out, source=opened)
     for progress in prepared.plan:
-        order = Order(progress.cell.config.as_dict(), str(progress.folder), prepared.provenance)
+        order = CellOrder(progress.cell.config.as_dict(), str(progress.folder), prepared.provenance)
         assert run_cell(order, lambda message: None) == "finished"
     return out
 
@@ -95,14 +95,13 @@ def test_the_report_pairs_the_arms_and_names_the_source_with_its_loss(source, co
     records = read_records(find_runs([compared]))
     assert records.groups == ["parameters=all", "parameters=lora+residual"]
     assert not [note for note in notes(records) if "differ in more" in note]
-    analysis = analyse(records)
-    parts = by_training(records, analysis)
-    assert [name for name, _ in parts] == ["all parameters", "lora+residual"]
-    for _, part in parts:
-        (comparison,) = part.best_lr
+    found = Comparison(records, analyse(records), compared)
+    assert [part.training for part in found.parts] == ["all parameters", "lora+residual"]
+    for part in found.parts:
+        (comparison,) = part.analysis.best_lr
         assert (comparison.topology, comparison.baseline, comparison.difference.count) == ("siamese", "pre", 1)
-        assert "first weights: those of run" in verdict(part)[-1]
-    page = write_report(records, analysis, compared).read_text()
+        assert "first weights: those of run" in part.sentences[-1]
+    page = found.write().read_text()
     config = records.runs[0].config
     task = find_task("language").for_evaluation(config)
     before = task.evaluate(open_language_model(source).model, rank=0, world_size=1, average=dict, final=False)["loss"]
@@ -124,7 +123,7 @@ def test_the_same_comparison_again_makes_nothing_anew_and_knows_another_source(s
     weights = compared / "grafts" / "siamese" / "weights.safetensors"
     before = weights.stat().st_mtime_ns
     with monkeypatch.context() as patched:
-        patched.setattr("siamesenorm.lab.grafts.graft", None)
+        patched.setattr("siamesenorm.lab.compare.grafts.graft", None)
         prepared = prepare_grid(asked(opened, compared), compared, source=opened)
     assert all(progress.kept for progress in prepared.plan)
     assert weights.stat().st_mtime_ns == before

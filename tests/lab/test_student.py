@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siamesenorm.lab.student import cumulative, holm, paired, quantile
+from siamesenorm.lab.report.student import cumulative, holm, paired, quantile
 
 # Two-sided 95 % and 99 % points as every textbook prints them.
 TABLE = {1: (12.706, 63.657), 2: (4.303, 9.925), 3: (3.182, 5.841), 4: (2.776, 4.604), 9: (2.262, 3.250)}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from siamesenorm.cli import main
-from siamesenorm.lab.runner import ThisProcess
+from siamesenorm.lab.compare.runner import ThisProcess
 from siamesenorm.lab.study.merging import merge_records
 from siamesenorm.lab.study.page import write_results
 from siamesenorm.lab.study.pictures import DIFFERENCES, TRIED

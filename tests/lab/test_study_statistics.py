@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from siamesenorm.lab.statistics import Place
+from siamesenorm.lab.report.statistics import Place
 from siamesenorm.lab.study.analysis import (
     ArmResult,
     analyse_study,

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from siamesenorm.lab.grid import fingerprint
+from siamesenorm.lab.compare.grid import fingerprint
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import fields_of

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-DTYPES = ("float32", "bfloat16", "float16")
+from siamesenorm.commands.options import DTYPES, RemoteCode
 
 
 def import_model(
@@ -23,9 +23,7 @@ def import_model(
     tokenizer: Annotated[
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Bring its tokenizer along, or leave it behind.")
     ] = True,
-    remote_code: Annotated[
-        bool, typer.Option(help="Put the code beside it that transformers loads without this package.")
-    ] = True,
+    remote_code: RemoteCode = True,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier import or export, and nothing else.")
     ] = False,

@@ -7,22 +7,15 @@ from typing import Annotated
 
 import typer
 
-from siamesenorm.commands.completion import complete_field, complete_recipe
+from siamesenorm.commands.completion import complete_field
+from siamesenorm.commands.options import Recipe
 
 EXIT_FAILED, EXIT_DIVERGED = 1, 3
 SIGNAL_BASE = 128
 
 
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A name that `siamesenorm recipes` lists, a YAML file, or the folder of a run.",
-            autocompletion=complete_recipe,
-            show_default=False,
-        ),
-    ],
+    recipe: Recipe,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,6 +75,15 @@ def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, whole or not at all."""
     with whole_file(path) as file:
         file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write texts by name into a folder, each whole or not at all; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        with whole_file(folder / name) as file:
+            file.write(text.encode())
+    return [folder / name for name in texts]
 
 
 def check_output(path: Path, field: str) -> None:

@@ -27,7 +27,7 @@ class Machine(AsWritten):
 
 
 class GraftFacts(AsWritten):
-    """The trained model that a comparison went on from; see `siamesenorm.lab.grafts`."""
+    """The trained model that a comparison went on from; see `siamesenorm.lab.compare.grafts`."""
 
     source: str
     topology: str

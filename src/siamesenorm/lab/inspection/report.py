@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.atomic import write_texts
+from siamesenorm.lab.drawing.page import Page
 from siamesenorm.lab.inspection.figures import plots
 from siamesenorm.lab.inspection.result import Inspection
 from siamesenorm.lab.inspection.terminal import STREAMS, by_stream, notes, number, percent, rise, some
-from siamesenorm.lab.page import Page
 
 JSON, HTML = "inspection.json", "inspection.html"
 
 
-def write_report(found: Inspection, folder: Path) -> tuple[Path, Path]:
+def write_report(found: Inspection, folder: Path) -> list[Path]:
     """Write both files into a folder, each whole or not at all; their paths, the page's last."""
-    texts = {JSON: found.to_json(), HTML: make_page(found).render()}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        with whole_file(folder / name) as file:
-            file.write(text.encode())
-    return folder / JSON, folder / HTML
+    return write_texts(folder, {JSON: found.to_json(), HTML: make_page(found).render()})
 
 
 def make_page(found: Inspection) -> Page:

@@ -181,11 +181,17 @@ class Inspection(Part):
         """Number of blocks."""
         return self.sublayers[-1].block + 1
 
+    def at_end(self, what: str) -> dict[str, Number]:
+        """What the model's end makes of each stream: its ``gains``, or agreement of its ``lens``; empty if unknown."""
+        if what == "gains":
+            return self.fusion.gains or {}
+        return {} if self.lens is None else {name: of[-1] for name, of in (self.lens.alone or {}).items()}
+
     @property
     def figures(self) -> dict[str, Any]:
         """The plots by name: figures of plotly where that is installed, plain data elsewhere."""
+        from siamesenorm.lab.drawing.page import as_figures
         from siamesenorm.lab.inspection.figures import plots
-        from siamesenorm.lab.page import as_figures
 
         return as_figures({plot.name: plot.figure for plot in plots(self)})
 
@@ -198,8 +204,8 @@ class Inspection(Part):
 
     def _repr_html_(self) -> str:
         """What stands out, for notebooks."""
+        from siamesenorm.lab.drawing.page import escape
         from siamesenorm.lab.inspection.terminal import notes, title
-        from siamesenorm.lab.page import escape
 
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in notes(self))
         return f"<p>{escape(title(self).plain)}</p><table>{rows}</table>"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from siamesenorm.lab.statistics import Comparison, Place, compare_places, corrected
+from siamesenorm.lab.report.statistics import PairedComparison, Place, compare_places, corrected
 from siamesenorm.lab.study.cells import StudyCell, cells_of, counts_of, winner
 from siamesenorm.lab.study.law import Law, Speedup, fit_law, left_out, speedup
 from siamesenorm.lab.study.plan import LR, Part, Plan, PlanFile
@@ -55,7 +55,7 @@ class ArmResult:
     """Expected best number after 1, 2, … configurations."""
     place: Place
     """Fresh seeds."""
-    comparison: Comparison | None = None
+    comparison: PairedComparison | None = None
     sensitivity: float | None = None
     rates: dict[float, float | None] = field(default_factory=dict)
     """The number at each learning rate; None where it was lost."""
@@ -250,7 +250,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def compared_with_baseline(plan: Plan, arms: Sequence[ArmResult], worst: float | None) -> dict[str, Comparison]:
+def compared_with_baseline(plan: Plan, arms: Sequence[ArmResult], worst: float | None) -> dict[str, PairedComparison]:
     """Arms against the baseline, seed by seed, corrected for all that the part is to compare."""
     family = max(1, len(arms) - 1)
     level = plan.statistics.confidence

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from siamesenorm.lab.grid import QUIET, Cell
+from siamesenorm.lab.compare.grid import QUIET, Cell
 from siamesenorm.lab.study.plan import LR, OPTIMIZER, SCHEDULE, SEED, TOPOLOGY, Corpus, Part, PlanFile, Values
 from siamesenorm.lab.study.record import Record
 from siamesenorm.train.config import RunConfig

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.reading import MissingError, first_of, parse_json, read_text
 from siamesenorm.lab.inspection.spikes import find_spikes
-from siamesenorm.lab.records import Run, read_run, thinned
+from siamesenorm.lab.report.records import Run, read_run, thinned
 from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import WEIGHTS, read_metrics
 
@@ -192,7 +192,7 @@ def largest_activation(folder: Path) -> float | None:
     """Of any stream at any depth, on what the run is validated on; None where it left no weights."""
     if not (folder / WEIGHTS).is_file():
         return None
-    from siamesenorm.lab.looking import inspect
+    from siamesenorm.lab.inspection.looking import inspect
 
     peaks = inspect(folder, removal=False, tokens=LOOKED_AT).peaks.values()
     sizes = [peak.largest for depths in peaks for peak in depths if peak is not None and peak.largest is not None]

@@ -20,9 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from siamesenorm.data.atomic import locked_folder, whole_file, write_json
 from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import MissingError, read_model
-from siamesenorm.lab.compare import Engine, check_measured
-from siamesenorm.lab.live import open_table
-from siamesenorm.lab.runner import DONE, Progress, Watcher, plan
+from siamesenorm.lab.compare.engines import CellEngine
+from siamesenorm.lab.compare.live import open_table
+from siamesenorm.lab.compare.preparation import check_measured
+from siamesenorm.lab.compare.runner import DONE, CellProgress, GridWatcher, plan
 from siamesenorm.lab.study.cells import Stage, StudyCell, cells_of, config_of, counts_of
 from siamesenorm.lab.study.plan import Part, PlanFile, changes, read_plan
 from siamesenorm.lab.study.record import LEDGER, Record, merged, read_ledger, record_of, write_ledger
@@ -177,19 +178,19 @@ def _seconds_each(study: Study, part: Part) -> float | None:
     return statistics.fmean(record.processor_seconds or 0.0 for record in near) if near else None
 
 
-class Keeper(Watcher):
+class Keeper(GridWatcher):
     """Keeps the record of every cell that ends, while another watcher shows the cells."""
 
-    def __init__(self, study: Study, shown: Watcher) -> None:
+    def __init__(self, study: Study, shown: GridWatcher) -> None:
         self.study, self.shown = study, shown
 
-    def changed(self, progress: Progress) -> None:
+    def changed(self, progress: CellProgress) -> None:
         """Write the ledger anew when a cell has ended."""
         self.shown.changed(progress)
         if progress.state in DONE:
             self.keep(progress)
 
-    def keep(self, progress: Progress) -> None:
+    def keep(self, progress: CellProgress) -> None:
         """The record of one cell, once."""
         cell, plan = progress.cell, self.study.file.plan
         assert isinstance(cell, StudyCell)
@@ -209,12 +210,12 @@ class Outcome:
 
     complete: bool
     """Whether nobody stopped it."""
-    failed: list[Progress] = field(default_factory=list)
+    failed: list[CellProgress] = field(default_factory=list)
 
 
 def run_study(
     study: Study,
-    engine: Engine,
+    engine: CellEngine,
     cells: Path | str,
     *,
     only: Collection[str] = (),
@@ -257,12 +258,12 @@ def run_study(
 
 def _run_wave(
     study: Study,
-    engine: Engine,
+    engine: CellEngine,
     wave: Sequence[StudyCell],
     cells: Path,
     provenance: dict[str, Any],
     console: Console | None,
-) -> tuple[bool, list[Progress]]:
+) -> tuple[bool, list[CellProgress]]:
     """Run some cells; whether nobody stopped it, and how each ended."""
     places = plan(wave, cells)
     if console is not None:
@@ -316,7 +317,7 @@ def begun(study: Study) -> Iterator[None]:
 
 
 def challenge(
-    study: Study, cell: StudyCell, engine: Engine, cells: Path | str, console: Console | None = None
+    study: Study, cell: StudyCell, engine: CellEngine, cells: Path | str, console: Console | None = None
 ) -> tuple[Record | None, Record | None]:
     """Run one cell again, apart from the study's records; what is on record of it, and what came of it now.
 
@@ -335,7 +336,7 @@ def challenge(
     return known, record_of(cell, place.folder, study.file.plan.metric, study.file.digest)
 
 
-def _unfinished(cell: StudyCell, folder: Path) -> Progress:
+def _unfinished(cell: StudyCell, folder: Path) -> CellProgress:
     """The first numbered folder that has no finished run of a cell."""
     for number in itertools.count(1):
         (place,) = plan([cell], folder / str(number))

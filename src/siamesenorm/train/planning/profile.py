@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from siamesenorm.layers.cross_entropy import chunk_tokens
-from siamesenorm.models.counts import kept_by_links
+from siamesenorm.models.counts import NARROW, kept_by_links
 from siamesenorm.models.stack import Stack
 from siamesenorm.tasks import find_task
 from siamesenorm.train.activations import checkpoint_activations
@@ -211,7 +211,7 @@ def growth(question: Question, blocks: int) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _kept(topology: str, blocks: int, norms: Any) -> float:
-    return kept_by_links(topology, blocks, norms)
+    return kept_by_links(topology, blocks, norms, NARROW) / NARROW
 
 
 def _norms(question: Question) -> Any:
