@@ -253,7 +253,7 @@ def kind_of(data: Any) -> str:
     """tokens, dataset or function, by what a value can do."""
     if isinstance(data, (Tensor, list, tuple)) or hasattr(data, "__array__"):
         return "tokens"
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (dict, str, bytes)):
         return "dataset"
     if callable(data):
         return "function"
@@ -270,7 +270,17 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise DataError("loss: the default one takes batches (inputs, labels); give loss= for others")
     inputs, labels = batch
-    output = model(inputs)
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+        kind = f"tensor of {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise DataError(f"loss: the labels are a {kind}; the default loss takes whole numbers; give loss= for others")
+    try:
+        output = model(inputs)
+    except IndexError as error:
+        largest = int(inputs.max()) if isinstance(inputs, Tensor) and inputs.numel() else "unknown"
+        raise DataError(
+            f"data: the model cannot look up its inputs, the largest of which is {largest} ({error}); "
+            "it takes ids of its vocabulary, in sequences of its length"
+        ) from error
     scores = getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
     if not isinstance(scores, Tensor) or scores.shape[:-1] != labels.shape:
         shape = f" of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else ""
@@ -278,7 +288,12 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
             f"loss: the model gave a {type(scores).__name__}{shape} for labels of shape {tuple(labels.shape)}; "
             "the default loss takes logits, one row of scores a label; give loss= for others"
         )
-    return F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten())
+    try:
+        return F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten().long())
+    except IndexError as error:
+        raise DataError(
+            f"data: {error} The model gives {scores.shape[-1]} scores; labels are 0 to {scores.shape[-1] - 1}, or -100"
+        ) from None
 
 
 def name_of(function: Any) -> str:
@@ -294,6 +309,8 @@ def check_model(task: OwnTask) -> None:
             f"model: {name_of(task.given.make_model)} gives the same model at every call; it takes a function that "
             "makes a new one"
         )
+    if isinstance(task.source, FunctionSource):
+        task.source.check()
     batch = task.source.batch(task.seed, 0, task.batch_size)
     device = next(model.parameters()).device
     moved = torch.utils._pytree.tree_map_only(Tensor, lambda values: values.to(device), batch)

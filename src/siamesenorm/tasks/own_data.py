@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import math
 import random
 from abc import ABC, abstractmethod
@@ -181,7 +182,14 @@ class DatasetSource(BatchSource):
     @staticmethod
     def _collated(data: Any, items: Any, seed: int) -> Any:
         with seeded(seed):
-            return torch.utils.data.default_collate([data[int(item)] for item in items])
+            found = [data[int(item)] for item in items]
+        try:
+            return torch.utils.data.default_collate(found)
+        except (RuntimeError, TypeError, KeyError) as error:
+            raise DataError(
+                f"data: items {', '.join(map(str, items[:3]))}, … of the Dataset cannot be put together "
+                f"({' '.join(str(error).split())}); it takes items of one shape, or a function that gives batches"
+            ) from None
 
 
 class FunctionSource(BatchSource):
@@ -193,22 +201,62 @@ class FunctionSource(BatchSource):
         self, function: Callable[[str], Any], batches: int, validation: Callable[[str], Any] | None = None
     ) -> None:
         self.function, self.batches, self.validation = function, batches, validation or function
+        for name, asked in (("data", self.function), ("validation", self.validation)):
+            try:
+                inspect.signature(asked).bind(SPLITS[0])
+            except TypeError as error:
+                raise DataError(
+                    f"{name}: the function cannot be given a split ({error}); it takes one of 'train' or 'val'"
+                ) from None
+            except ValueError:  # what is written in C has no signature
+                continue
 
     def batch(self, seed: int, sample: int, size: int) -> Any:
         """What it gives for training."""
-        with seeded(mixed(seed, sample)):
-            return self.function(SPLITS[0])
+        return self._ask(self.function, SPLITS[0], mixed(seed, sample))
 
     def held_out(self, size: int) -> Iterator[Any]:
         """What it gives for validation, the same for every run."""
         for number in range(self.batches):
-            with seeded(FIXED + number):
-                batch = self.validation(SPLITS[1])
-            yield batch
+            yield self._ask(self.validation, SPLITS[1], FIXED + number)
+
+    @staticmethod
+    def _ask(function: Callable[[str], Any], split: str, seed: int) -> Any:
+        try:
+            with seeded(seed):
+                return function(split)
+        except StopIteration:
+            raise DataError(
+                f"data: the function has no further batch for {split!r} (StopIteration); it takes one that can be "
+                "asked without end"
+            ) from None
+
+    def check(self) -> None:
+        """Raise where a batch does not come from the seed: no two runs would see the same data."""
+        for split, asked in zip(SPLITS, (self.function, self.validation), strict=True):
+            first, again = (self._ask(asked, split, FIXED) for _ in range(2))
+            if not same(first, again):
+                raise DataError(
+                    f"data: the function gave two different batches for {split!r} where torch, numpy and random had "
+                    "the same seed, so that runs would not see the same data; it takes one without a state of its own"
+                )
 
     def held_out_size(self, size: int) -> int:
         """Rows of all batches."""
         return sum(rows_of(batch) for batch in self.held_out(size))
+
+
+def same(batch: Any, other: Any) -> bool:
+    """Whether two batches hold the same tensors and numbers."""
+    leaves, spec = torch.utils._pytree.tree_flatten(batch)
+    others, other_spec = torch.utils._pytree.tree_flatten(other)
+    if spec != other_spec:
+        return False
+    for one, two in zip(leaves, others, strict=True):
+        arrays = [torch.as_tensor(leaf) for leaf in (one, two) if isinstance(leaf, (Tensor, np.ndarray, int, float))]
+        if len(arrays) == 2 and not (arrays[0].shape == arrays[1].shape and arrays[0].equal(arrays[1].to(arrays[0]))):
+            return False
+    return True
 
 
 def rows_of(batch: Any) -> int:

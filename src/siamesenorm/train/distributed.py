@@ -138,6 +138,16 @@ class World:
         return self.stage_size // self.group if self.mode == "tp" else self.stage_size
 
     @property
+    def tensor_size(self) -> int:
+        """Processes of a tensor group."""
+        return self.group if self.mode == "tp" else 1
+
+    @property
+    def tensor_rank(self) -> int:
+        """Which of them this process is."""
+        return self.rank % self.tensor_size
+
+    @property
     def copies(self) -> int:
         """How many times sharded weights are there as a whole: once in each sharding group of ``hsdp``."""
         return self.stage_size // self.group if self.mode == "hsdp" else 1
@@ -254,7 +264,7 @@ class Meshes:
         """The meshes of a world; every process must call this."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        tensor, copies = world.group if world.mode == "tp" else 1, world.copies
+        tensor, copies = world.tensor_size, world.copies
         shard = world.data_size // copies
         sizes = {"pp": world.pp, "replicate": copies, "shard": shard, "tensor": tensor}
         sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}

@@ -37,6 +37,7 @@ from siamesenorm.train.parameters import choose_parameters, has_lora, start_fact
 from siamesenorm.train.pipeline import Pipeline, check_pipeline
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import lr_factor
+from siamesenorm.train.sequence_parallel import divides_tokens
 from siamesenorm.train.starting import Starting
 
 MIXER = 0x9E3779B97F4A7C15
@@ -89,6 +90,7 @@ class Engine:
             check_pipeline(config, world, self.micro.size, self.micro.count)
         self.precision = Precision(config.train, world.device)
         model = world.agree(self._build_model)
+        self.divides_tokens = world.tensor_size > 1 and divides_tokens(config, world.tensor_size)
         wish = config.train.compile
         self.compiled = compile_pays(world.device, config.steps) if wish is None else wish
         self.model: nn.Module = apply_parallelism(
@@ -99,6 +101,8 @@ class Engine:
             compiled=self.compiled,
             schedule=config.parallel.schedule,
             stages=config.parallel.stages,
+            sequence_parallel=self.divides_tokens if world.mode == "tp" else None,
+            loss_parallel=config.parallel.loss_parallel,
         )
         start_factors(self.model, config.train.seed)
         if starting is not None:
@@ -222,6 +226,8 @@ class Engine:
     def _seed(self, step: int) -> None:
         """What is random in a step depends on the seed, the step and the process: there is no state to save."""
         place = self.world.data_rank + self.world.stage * 2**48
+        if self.divides_tokens:  # and drops what is its own
+            place += self.world.tensor_rank * 2**56
         mixed = (self.config.train.seed * MIXER + step * 2**16 + place) % 2**63
         torch.manual_seed(mixed)
 

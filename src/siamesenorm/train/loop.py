@@ -399,7 +399,7 @@ class Loop:
             succeeded = self.save(wait=True)
         succeeded = self.store.finish() and succeeded
         if state == "finished":
-            facts = self._export()
+            facts = self.world.agree(self._export)  # which goes through all matrices, whatever becomes of the file
             message = f"finished {self.step} steps"
         received = None if interruption is None else interruption.signal or signal.SIGTERM
         if received is not None:

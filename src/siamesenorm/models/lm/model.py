@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -75,6 +76,9 @@ class LanguageModel(Stack[LMConfig]):
             )
         )
         self.head = None if c.tied else Linear(c.dim, c.vocab_size, bias=False)
+        # Where processes divide the vocabulary, others stand here (train/vocabulary_parallel.py).
+        self.project: Callable[[Tensor, Tensor], Tensor] = linear
+        self.cross_entropy: Callable[..., Tensor] = linear_cross_entropy
 
     def make_attention(self, place: Place) -> Attention:
         """Grouped queries and rotary positions, as the configuration has them."""
@@ -231,7 +235,7 @@ class LanguageModel(Stack[LMConfig]):
         elif keep is not None:
             hidden = hidden[:, hidden.shape[1] - keep :]
         hidden = self.for_head(hidden)
-        return linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        return self.project(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
     def add_loss(self, output: LMOutput, labels: Tensor) -> None:
         """The loss of a pass that has come to its end."""
@@ -241,7 +245,7 @@ class LanguageModel(Stack[LMConfig]):
             # An adapter or a hook sits on the head: only calling it is right.
             loss = logits_cross_entropy(self.head(hidden), labels, z_weight=z_weight)
         else:
-            loss = linear_cross_entropy(hidden, self.head_weight, labels, z_weight=z_weight)
+            loss = self.cross_entropy(hidden, self.head_weight, labels, z_weight=z_weight)
         output.cross_entropy = loss.detach()
         if self.config.moe is not None and output.experts:
             layers = len(output.experts)

@@ -17,8 +17,8 @@ from siamesenorm.train.planning.layouts import (
     possible_layouts,
     problem_of,
 )
-from siamesenorm.train.planning.needs import Need, need_of, parts_of
-from siamesenorm.train.planning.profile import Profile, Question, grown
+from siamesenorm.train.planning.needs import Need, need_of, parts_of, question_of
+from siamesenorm.train.planning.profile import Profile, grown
 from siamesenorm.train.planning.timing import Sent, StepTime, sent_by, step_time
 
 MOST_GPUS = 4096
@@ -146,7 +146,7 @@ def evaluate(
 ) -> LayoutChoice:
     """What a layout comes to; found: its profile, where it is known."""
     own = of_process(config, layout)
-    found = found or grown(Question(own, layout.micro_batch, "cuda", layout.checkpointing))
+    found = found or grown(question_of(config, layout, "cuda"))
     need, parts = need_of(config, layout, "cuda", found), parts_of(own)
     time = step_time(config, layout, found, parts, gpu, assumed)
     flops = found.flops * layout.parts(config.train.batch_size)
@@ -165,11 +165,10 @@ def evaluate(
 
 def _estimated(config: RunConfig, layout: Layout) -> Profile:
     """A profile from that of a whole model and of tensor groups of two: what is split halves, the rest stays."""
-    whole = grown(Question(config, layout.micro_batch, "cuda", layout.checkpointing))
+    whole = grown(question_of(config, replace(layout, tensor=1), "cuda"))
     if layout.tensor == 1:
         return whole
-    own = of_process(config, replace(layout, tensor=2))
-    halves = grown(Question(own, layout.micro_batch, "cuda", layout.checkpointing))
+    halves = grown(question_of(config, replace(layout, tensor=2), "cuda"))
     return whole.towards(halves, 2 * (1 - 1 / layout.tensor))
 
 

@@ -23,6 +23,7 @@ from siamesenorm.tasks import find_task
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.parameters import choose_parameters
+from siamesenorm.train.planning.sequence import pretend_divided
 from siamesenorm.train.planning.tracing import Moment, Trace, shapes_alone, trace_step
 from siamesenorm.train.precision import DTYPES
 
@@ -100,6 +101,8 @@ class Question:
     checkpointing: str
     gathered: bool = False
     """Whether blocks' weights are sharded and gathered in the lower precision that they are computed in."""
+    tokens: int = 1
+    """Parts of a sequence, of which a process carries one between sublayers."""
 
     @property
     def key(self) -> str:
@@ -108,7 +111,7 @@ class Question:
         sections = [section.model_dump_json() for section in (c.model, c.lora)]
         steps = c.train.precision, c.train.parameters, c.train.checkpointed_every
         return repr((c.task, c.sample_tokens, steps, self.rows, self.device, sections, self.checkpointing,
-                     self.gathered))  # fmt: skip
+                     self.gathered, self.tokens))  # fmt: skip
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -167,6 +170,7 @@ def traced(question: Question, blocks: int) -> Profile:
     task, dtype = find_task(config.task), DTYPES.get(config.train.precision)
     model = whole_model(config)
     checkpoint_activations(model, question.checkpointing)
+    pretend_divided(model, question.tokens)
     if question.gathered and isinstance(model, Stack):
         model.blocks.to(dtype)
     with shapes_alone(question.device):
@@ -201,7 +205,7 @@ def growth(question: Question, blocks: int) -> float:
         beyond = (all_of_them - _kept(config.model.topology, blocks - 1, norms)) - (more - few)
     else:
         beyond = all_of_them - few - (blocks - FEW) * (more - few)
-    tokens = getattr(config.model, "tokens", None) or config.sample_tokens
+    tokens = (getattr(config.model, "tokens", None) or config.sample_tokens) / question.tokens
     return max(0.0, beyond) * config.model.dim * tokens * question.rows * 4 if abs(beyond) > 0.5 else 0.0
 
 
