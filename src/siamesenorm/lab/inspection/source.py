@@ -142,7 +142,7 @@ def read_text(file: Path, tokenizer: Tokenizer, tokens: int) -> Tokens:
         with open(file, "rb") as opened:
             raw = opened.read(BYTES_PER_TOKEN * tokens)
     except OSError as error:
-        raise DataError(f"text: {str(file)!r} cannot be read: {error.strerror or error}") from None
+        raise DataError.failed("text", file, "read", error) from None
     try:
         # A sign that is cut off at the end of what was read is left out.
         text = codecs.getincrementaldecoder("utf-8")().decode(raw, final=len(raw) < BYTES_PER_TOKEN * tokens)
