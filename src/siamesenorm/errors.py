@@ -15,8 +15,8 @@ from numbers import Number
 from pathlib import PurePath
 from typing import Any
 
-SHOWN, NAME = 60, 300
-"""Characters of a refused value that are said again, and of one that is a name or path."""
+SHOWN, NAME, REASON = 60, 300, 200
+"""Characters that are said again of a refused value, of one that is a name or path, and of another's reason."""
 
 
 class InputError(ValueError):
@@ -31,6 +31,12 @@ class InputError(ValueError):
     def unknown(cls, field: str, value: object, known: Iterable[object]) -> InputError:
         """``FIELD: VALUE is not known; it takes one of …``."""
         return cls(f"{field}: {named(value)} is not known; it takes {in_words(known)}")
+
+    @classmethod
+    def failed(cls, field: str, path: object, done: str, error: BaseException) -> InputError:
+        """``FIELD: PATH cannot be DONE: REASON``, the reason in the system's or library's words."""
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+        return cls(f"{field}: {named(str(path))} cannot be {done}: {reason[:REASON]}")
 
     @classmethod
     def missing_package(cls, what: str, package: str | None, extra: str) -> InputError:

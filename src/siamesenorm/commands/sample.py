@@ -121,5 +121,5 @@ def _make_room(out: Path, filmstrip: Path | None, individually: Path | None) -> 
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{option}: {str(target)!r} cannot be written: {error.strerror}") from None
+            raise ConfigError.failed(option, target, "written", error) from None
         check_output(target / "0.png" if target.is_dir() else target, option)

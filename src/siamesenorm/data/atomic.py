@@ -98,7 +98,7 @@ def check_output(path: Path, field: str) -> None:
             open(attempt, "xb").close()
             remove_file(attempt)
     except OSError as error:
-        raise DataError(f"{field}: {str(path)!r} cannot be written: {error.strerror or error}") from None
+        raise DataError.failed(field, path, "written", error) from None
 
 
 def sha256_of(path: Path) -> str:

@@ -62,7 +62,7 @@ class DocumentFile(Source):
         try:
             return cast(BinaryIO, gzip.open(self.path)) if self.packed else open(self.path, "rb")
         except OSError as error:
-            raise DataError(f"source: {str(self.path)!r} cannot be read: {error.strerror}") from None
+            raise DataError.failed("source", self.path, "read", error) from None
 
     def lines(self, piece: Piece) -> Iterator[tuple[int, bytes]]:
         """Offset and bytes of the lines that start in a piece."""

@@ -68,7 +68,7 @@ def read_bytes(path: Path, field: str, largest: int = LARGEST) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise MissingError(f"{field}: {str(path)!r} is not there") from None
     except (OSError, ValueError) as error:  # a name with a NUL or that the system cannot write is no OSError
-        raise DataError(f"{field}: {str(path)!r} cannot be read: {reason_of(error)}") from error
+        raise DataError.failed(field, path, "read", error) from error
     if len(content) > largest:
         raise DataError(f"{field}: {str(path)!r} is too large; it takes up to {largest} bytes")
     return content

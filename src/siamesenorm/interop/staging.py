@@ -36,7 +36,7 @@ def staged(target: Path, overwrite: bool = False) -> Iterator[Path]:
             with named(target):
                 yield folder
         except SafetensorError as error:  # its way to say that the disk is full
-            raise InteropError(f"target: {str(target)!r} cannot be written: {' '.join(str(error).split())}") from None
+            raise InteropError.failed("target", target, "written", error) from None
         names = [path.relative_to(folder).as_posix() for path in files_below(folder)]
         write_json(folder / RECORD, {"files": {name: asdict(ExportedFile.of(folder / name)) for name in names}})
         for name in names:  # safetensors' own writer makes files that nobody else may read

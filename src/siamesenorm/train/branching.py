@@ -79,7 +79,7 @@ def new_run(
             sync_folder(made)
             rename_free(made, place)
     except OSError as error:
-        raise ConfigError(f"{field}: {str(place)!r} cannot be written: {error.strerror or error}") from None
+        raise ConfigError.failed(field, place, "written", error) from None
 
 
 def decaying(config: RunConfig, at: int, decay: int) -> RunConfig:

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.data.reading import reason_of
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.errors import ConfigError
@@ -65,7 +64,7 @@ def open_trained(folder: Path | str, task: str | None = None) -> Trained:
         try:
             model.load_state_dict(tensors, assign=True)
         except RuntimeError as error:
-            raise ConfigError(f"run: {str(run.path / WEIGHTS)!r} cannot be read: {reason_of(error)}") from None
+            raise ConfigError.failed("run", run.path / WEIGHTS, "read", error) from None
         step = int(run.status().get("step") or config.steps)
     else:
         step = _load_checkpoint(model, config, run)

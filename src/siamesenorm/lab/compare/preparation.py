@@ -135,7 +135,7 @@ class OneComparison(contextlib.ExitStack):
             try:
                 self.enter_context(locked_folder(self.folder, "--out: another comparison"))
             except OSError as error:
-                raise ConfigError(f"--out: {str(self.folder)!r} cannot be used: {error.strerror or error}") from None
+                raise ConfigError.failed("--out", self.folder, "used", error) from None
             self.taken = True
 
 
@@ -179,7 +179,7 @@ def prepare_grid(
             grafts.write()
         write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [place.folder.name for place in places]})
     except OSError as error:
-        raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
+        raise ConfigError.failed("--out", folder, "written", error) from None
     return Prepared(grid, folder, places, facts)
 
 

@@ -284,7 +284,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
+        raise ConfigError.failed("--out", folder, "written", error) from None
 
 
 @contextlib.contextmanager
