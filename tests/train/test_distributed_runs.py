@@ -27,6 +27,7 @@ from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.yaml import write_yaml
 
+from .elastic_worker import work
 from .tiny import watched_whole
 from .worlds import PATIENCE, PRELOADED, run_world
 
@@ -152,18 +153,28 @@ def test_shards_are_gathered_in_the_precision_of_the_run(tmp_path):
         assert ours == pytest.approx(theirs, rel=0.02)
 
 
-def agents_of(*commands):
-    """Processes of torchrun itself, from the server that has imported torch already."""
+def agents_of(agent, *arguments):
+    """Processes of torchrun's agents, from the server that has imported torch already."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    return [context.Process(target=agent, args=(command,)) for command in commands]
+    return [context.Process(target=agent, args=given) for given in arguments]
 
 
-def agent(arguments):
+def command_line(*arguments):
     os.environ["OMP_NUM_THREADS"] = "1"
     from torch.distributed.run import main
 
     main(arguments)
+
+
+def two_workers(*arguments):
+    """What ``torchrun --standalone --nproc-per-node=2 --max-restarts=1`` does, with workers from a fork server."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    rendezvous = {"run_id": "run", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    config = LaunchConfig(1, 1, 2, **rendezvous, max_restarts=1, monitor_interval=0.1, start_method="forkserver")
+    elastic_launch(config, work)(*arguments)
 
 
 def test_a_worker_dies_and_the_run_comes_to_the_same_end(tmp_path):
@@ -172,8 +183,7 @@ def test_a_worker_dies_and_the_run_comes_to_the_same_end(tmp_path):
     assert run_world(2, run_in, config, tmp_path / "alone") == ["finished", "finished"]
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(write_yaml(config.as_dict()))
-    command = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", str(WORKER), str(recipe)]
-    (process,) = agents_of([*command, str(tmp_path / "killed"), "1:6"])
+    (process,) = agents_of(two_workers, (str(recipe), str(tmp_path / "killed"), "1:6"))
     process.start()
     try:
         process.join(PATIENCE)
@@ -201,7 +211,7 @@ def test_an_agent_dies_and_no_worker_waits_for_its_workers(tmp_path):
         command += [f"--rdzv-endpoint=localhost:{port}", f"--rdzv-conf=is_host={host}"]
         command += [str(WORKER), str(tmp_path / "recipe.yaml"), str(tmp_path / "run"), *deaths]
         commands.append(command)
-    agents = agents_of(*commands)
+    agents = agents_of(command_line, *commands)
     for process in agents:
         process.start()
     try:
