@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/siamesenorm/*/k
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing into .venv (a few minutes the first time)'
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m siamesenorm.data.torchvision_ops
+	$(BIN)/python scripts/mend_torchvision.py
 	touch $@
 
 demo: $(READY) ## compare pre, post and siamese on an embedded corpus: about five minutes, a report in runs/compare

@@ -145,7 +145,8 @@ COMPLETION = "src/siamesenorm/commands/completion.json"
 
 def completion() -> str:
     """What shells complete, a line a word."""
-    from siamesenorm.commands.export import FORMATS, stock_names
+    from siamesenorm.interop.pretrained.architectures import ARCHITECTURES
+    from siamesenorm.lab.exporting import FORMATS
     from siamesenorm.models.families import FAMILIES
     from siamesenorm.tasks import TASKS
     from siamesenorm.train.fields import fields_of, values_of
@@ -173,7 +174,7 @@ def completion() -> str:
         "models": {
             name: brief(preset.about) for family in FAMILIES.values() for name, preset in family.presets.items()
         },
-        "exports": {**dict.fromkeys(FORMATS, ""), **dict.fromkeys(stock_names(), "an architecture of transformers")},
+        "exports": {**dict.fromkeys(FORMATS, ""), **dict.fromkeys(ARCHITECTURES, "an architecture of transformers")},
         "fields": {
             task: {
                 field.path: {"about": brief(field.info.description or ""), "values": values_of(field)}

@@ -15,10 +15,9 @@ from torch import nn
 import siamesenorm
 from siamesenorm import Residual, TopologyError
 from siamesenorm.cli import main
-from siamesenorm.data.errors import DataError
-from siamesenorm.lab.live import NotebookTable, open_table
-from siamesenorm.lab.runner import Watcher
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError, DataError
+from siamesenorm.lab.compare.live import NotebookTable, open_table
+from siamesenorm.lab.compare.runner import GridWatcher
 from siamesenorm.train.folder import read_metrics
 
 VOCABULARY, DIM, LENGTH = 17, 8, 16
@@ -281,7 +280,7 @@ def test_the_table_is_drawn_in_a_notebook(result, monkeypatch):
     with table:
         table.tick()
     assert "0 of 0 cells done" in shown[-1]
-    assert isinstance(open_table([], None).__enter__(), Watcher)
+    assert isinstance(open_table([], None).__enter__(), GridWatcher)
 
 
 FILE = """

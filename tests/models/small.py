@@ -21,18 +21,3 @@ def stirred(topology="siamese", seed=0, **changes):
     for parameter in model.residual_parameters().values():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
     return model
-
-
-def kept_for_backward(model, *inputs):
-    """Bytes that autograd keeps of a forward pass, the weights apart."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages, alive = {}, []
-
-    def note(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        alive.append(tensor)  # so that no storage is used again
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        alive.append(model(*inputs))
-    return sum(size for at, size in storages.items() if at not in weights)

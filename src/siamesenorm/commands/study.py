@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from siamesenorm.commands.options import Engine, Jobs
+
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 SHOWN = 5
 """Failed cells that are named."""
@@ -50,12 +52,8 @@ def study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how many cells and how much time it would take; write nothing.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time; by default one a GPU or core.", show_default=False)
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="Where cells run: local, or ray for a Ray cluster (extra: ray).", metavar="NAME")
-    ] = "local",
+    jobs: Jobs = None,
+    engine: Engine = "local",
 ) -> None:
     """Compare tuned arms by a plan: the same random search for each, fresh seeds for its winner, then the statistics.
 
@@ -64,12 +62,12 @@ def study(
     """
     from rich.console import Console
 
-    from siamesenorm.lab.compare import check_engine, open_engine
+    from siamesenorm.errors import ConfigError
+    from siamesenorm.lab.compare.engines import check_engine, open_engine
     from siamesenorm.lab.study.merging import merge_records
     from siamesenorm.lab.study.page import write_results
     from siamesenorm.lab.study.running import open_study, run_study
     from siamesenorm.lab.study.status import show_challenge, show_dry_run, show_status
-    from siamesenorm.train.errors import ConfigError
 
     console = Console()
     check_engine(engine)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 LARGEST = 2**30
 """Bytes of a file that is read whole."""
@@ -56,9 +56,7 @@ def named_path(name: str | Path, field: str) -> Path:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass  # what it is wanted for decides whether it must be there
     except (OSError, ValueError) as error:  # too long, with a NUL, or with what the system has no bytes for
-        raise DataError(
-            f"{field}: {str(name)!r} is not allowed; it takes a name that this system can have: {reason_of(error)}"
-        ) from None
+        raise DataError.not_allowed(field, str(name), f"a name that this system can have: {reason_of(error)}") from None
     return Path(name)
 
 

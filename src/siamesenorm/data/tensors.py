@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import named_path, reason_of
 from siamesenorm.data.tensor_files import DTYPES, Kind
+from siamesenorm.errors import DataError
 
 
 def read_tensors(path: Path | str, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from siamesenorm.layers.mlp import GATED
-from siamesenorm.models.stack import Block
-from siamesenorm.residual import Norms, Residual
-from siamesenorm.residual.kernels import native
+from siamesenorm.models.stack import Block, Stack
+from siamesenorm.residual import Gated, Norms, Residual
 from siamesenorm.residual.kernels.eager import planned_for
 
 FLOAT32 = 4
+NARROW = 64
+"""Width of the stacks on which it is seen what links keep."""
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,37 @@ def flops_per_token(weights: int, *, blocks: int, width: int, seen: float) -> fl
 
 
 class Reader(nn.Linear):
-    """A sublayer that keeps what it reads, and nothing else."""
+    """A sublayer that keeps what it reads, and nothing else; its update is gated where there is a gate."""
 
-    def forward(self, h: Tensor, context: None = None) -> Tensor:
+    gate: Tensor | None = None
+
+    def forward(self, h: Tensor, context: None = None) -> Any:
         """A matrix product, as most sublayers begin with."""
-        return super().forward(h)
+        product = super().forward(h)
+        return product if self.gate is None else Gated(product, self.gate)
 
 
-def kept_by_links(topology: str, blocks: int, norms: Norms) -> float:
-    """Tensors of the stack's width that autograd keeps outside of sublayers, their readings too, from end to end.
+def kept_by_links(topology: str, blocks: int, norms: Norms, dim: int, *, gated: bool = False) -> float:
+    """Numbers of a token that autograd keeps outside of sublayers, their readings too, from end to end of a stack.
 
-    Seen on a narrow stack of the same depth, so that it is true with the compiled kernels and without them.
+    Seen on narrow stacks of the same depth, so that it is true with the compiled kernels and without them; from one
+    width to another it grows evenly. gated: whether a condition gates every update.
     """
-    width, tokens = 64, 8
+    kept = partial(kept_by_narrow_links, topology, blocks, norms, gated=gated)
+    narrow = kept(NARROW)
+    return narrow if dim == NARROW else narrow + (dim - NARROW) * (kept(2 * NARROW) - narrow) / NARROW
+
+
+def kept_by_narrow_links(topology: str, blocks: int, norms: Norms, width: int, *, gated: bool) -> float:
+    """The same of a stack that is made."""
+    tokens = 8
     with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():
         narrow, reader = Residual(topology, width, blocks, norm=norms, needs="met"), Reader(width, width)
         links = list(narrow.links)
         pairs = [Block(reader, reader, links[first : first + 2], narrow) for first in range(0, len(links), 2)]
+        reader.gate = torch.ones(1, 1, width, requires_grad=True) if gated else None
 
-        def through(x: Tensor) -> Tensor:
+        def through(x: Tensor) -> object:
             streams = narrow.open(x)
             for block in pairs:
                 streams, _ = block(streams)
@@ -114,10 +126,10 @@ def kept_by_links(topology: str, blocks: int, norms: Norms) -> float:
 
         # The difference of two: what is kept of weights, however many tokens there are, goes.
         few, more = (saved_bytes(through, torch.randn(1, n * tokens, width, requires_grad=True)) for n in (1, 2))
-    return (more - few) / (FLOAT32 * width * tokens)
+    return (more - few) / (FLOAT32 * tokens)
 
 
-def saved_bytes(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
+def saved_bytes(function: Callable[[Tensor], object], x: Tensor) -> int:
     """What autograd saves of a call, every storage once."""
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -131,11 +143,24 @@ def saved_bytes(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def kept_inside(block: Block, inputs: Callable[[int], tuple[Tensor, Any]]) -> float:
-    """Numbers of one row that autograd keeps of a block's sublayers beside what they read, seen without values.
+def kept_in_sublayers(model: Stack[Any], inputs: Callable[[Block, int], tuple[Tensor, Any]]) -> float:
+    """Numbers of one row that autograd keeps inside of all sublayers; of every kind of block one is looked at.
 
-    inputs: a reading of so many rows, and what goes with it. The block lies on the meta device and is changed.
+    inputs: a reading of so many rows for a block, and what goes with it. The model lies on the meta device; some of
+    its blocks are changed.
     """
+    kinds: dict[str, float] = {}
+    total = 0.0
+    for block in cast(Iterable[Block], model.blocks):
+        kind = f"{block.attention}{block.ffn}"
+        if kind not in kinds:
+            kinds[kind] = kept_inside(block, partial(inputs, block))
+        total += kinds[kind]
+    return total
+
+
+def kept_inside(block: Block, inputs: Callable[[int], tuple[Tensor, Any]]) -> float:
+    """Numbers of one row that autograd keeps of a block's sublayers beside what they read, seen without values."""
     with planned_for("cpu", FakeTensor), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
         block.to_empty(device="cpu")
         kept = 0.0
@@ -146,18 +171,6 @@ def kept_inside(block: Block, inputs: Callable[[int], tuple[Tensor, Any]]) -> fl
                 sizes.append(saved_bytes(partial(sublayer, context=context), h.requires_grad_()))
             kept += (sizes[1] - sizes[0]) / FLOAT32 - h[:1].numel()
     return kept
-
-
-def kept_per_token(*, blocks: int, dim: int, links: float, attention: int, ffn: int) -> int:
-    """Numbers kept for backward: by the links (`kept_by_links`), and in every block of its sublayers' insides."""
-    return int(links * dim) + blocks * (attention + ffn)
-
-
-def kept_by_ffn(hidden: int, activation: str) -> int:
-    """Numbers kept of its inside: what the activation took and gave; where its plain form runs, the gate's too."""
-    if activation not in GATED:
-        return 2 * hidden
-    return (3 if activation == "swiglu" and native.enabled() else 4) * hidden
 
 
 def size_of_sublayers(model: Any) -> int:

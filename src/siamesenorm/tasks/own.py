@@ -21,22 +21,21 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from siamesenorm.data.errors import DataError
-from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task
+from siamesenorm.errors import DataError
+from siamesenorm.tasks.base import Batch, Loss, Ranks, Section, Task
 from siamesenorm.tasks.corpora import open_corpus, open_held_out
 from siamesenorm.tasks.language_config import TextDataConfig
 from siamesenorm.tasks.metrics import Metric, Metrics
 from siamesenorm.tasks.own_data import (
     BATCHES,
+    BatchSource,
     DatasetSource,
     FunctionSource,
     OwnLoader,
-    Source,
     TokenSource,
     rows_of,
     seeded,
 )
-from siamesenorm.tasks.sharing import Gather
 
 MakeModel = Callable[[str], nn.Module]
 LossFunction = Callable[[nn.Module, Any], Any]
@@ -122,7 +121,7 @@ class OwnTask(Task):
             )
         self.given, self.topology, self.seed = parts, config.model.topology, config.train.seed
         self.batch_size, self.length = config.train.batch_size, config.data.sequence_length
-        self.source = open_source(parts, config)
+        self.source = open_batches(parts, config)
         self.evaluated = config.evaluation.every is not None
 
     @classmethod
@@ -167,17 +166,7 @@ class OwnTask(Task):
         others = {str(name): torch.as_tensor(value).detach().to(total).reshape(()) for name, value in more.items()}
         return Loss(total, {"loss": total.detach(), **others})
 
-    @torch.no_grad()
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        rank: int,
-        world_size: int,
-        average: Average,
-        final: bool,
-        gather: Gather | None = None,
-    ) -> dict[str, float]:
+    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
         """Means over the held-out batches, each by its rows."""
         device = next(model.parameters()).device
         sums: dict[str, float] = {}
@@ -238,7 +227,7 @@ class OwnLanguageTask(OwnTask):
     chance = "what frequencies of tokens alone give"
 
 
-def open_source(parts: Given, config: Any) -> Source:
+def open_batches(parts: Given, config: Any) -> BatchSource:
     """The data of a run: what was given, or the corpus that its configuration names."""
     data, other, length = parts.data, parts.validation, config.data.sequence_length
     if config.data.train:

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from siamesenorm.data.batches import Batch, Batches
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.held_out import AIM, NEEDED
 from siamesenorm.data.order import shuffled
 from siamesenorm.data.packing import TrainingData
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokens import Tokens
+from siamesenorm.errors import DataError
 
 FREQUENCY_TOKENS = 2**18
 """Tokens that frequencies are counted over."""
@@ -58,7 +58,7 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(states[1])
 
 
-class Source(ABC):
+class BatchSource(ABC):
     """Training batches by sample, and held-out ones."""
 
     kind: str
@@ -82,7 +82,7 @@ class Source(ABC):
         return None
 
 
-class TokenSource(Source):
+class TokenSource(BatchSource):
     """Sequences of tokens and their next ones: ``(inputs, labels)``, each (rows, tokens)."""
 
     kind = "tokens"
@@ -149,7 +149,7 @@ def as_tokens(array: Any, name: str) -> Any:
     return values.astype("<u2" if high < 2**16 else "<u4")
 
 
-class DatasetSource(Source):
+class DatasetSource(BatchSource):
     """Items of a map-style Dataset, put together by torch's collation; some are held out, the same for all seeds."""
 
     kind = "dataset"
@@ -192,7 +192,7 @@ class DatasetSource(Source):
             ) from None
 
 
-class FunctionSource(Source):
+class FunctionSource(BatchSource):
     """A function of ``"train"`` or ``"val"`` that gives a batch; what is random in it comes from seed and sample."""
 
     kind = "function"
@@ -268,7 +268,7 @@ def rows_of(batch: Any) -> int:
 class OwnLoader(Batches):
     """The batches of a source for one process."""
 
-    def __init__(self, source: Source, seed: int, size: int, sample: int) -> None:
+    def __init__(self, source: BatchSource, seed: int, size: int, sample: int) -> None:
         self.source, self.seed = source, seed
         super().__init__(size, sample=sample)
 

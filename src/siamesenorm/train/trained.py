@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from siamesenorm.data.reading import reason_of
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.lora import merged, mergings
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import distillation, find_task
 from siamesenorm.tasks.corpora import load_saved_tokenizer, tokenizer_of
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, RunFolder
 from siamesenorm.train.parameters import choose_parameters, has_lora
 from siamesenorm.train.weights import check_weights

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from siamesenorm.lab.drawing.page import PALETTE, Figure, label
 from siamesenorm.lab.inspection import maps
 from siamesenorm.lab.inspection.result import Inspection, Mixture
 from siamesenorm.lab.inspection.similarity import END
-from siamesenorm.lab.inspection.terminal import some, token
-from siamesenorm.lab.page import PALETTE, Figure, label
+from siamesenorm.lab.inspection.terminal import number, some, token
 
 Values = Sequence[float | None]
 DASH = "dot"
@@ -138,11 +138,6 @@ def plots(found: Inspection) -> Iterator[Plot]:
         "The largest activation of each stream and, dotted, the median of all, by size; hover for feature and token.",
         peaks(found),
     )
-
-
-def number(value: float | None) -> str:
-    """Four digits."""
-    return "–" if value is None else f"{value:.4g}"
 
 
 def shown(found: Inspection, series: Mapping[str, Values]) -> dict[str, Values]:

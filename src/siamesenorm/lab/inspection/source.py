@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from siamesenorm.data import ValidationData
 from siamesenorm.data.embedded import embedded_tokens
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import make_batch
 from siamesenorm.data.reading import read_json, read_object
 from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
+from siamesenorm.errors import DataError, InspectionError
 from siamesenorm.interop.foreign_folder import read_by_others, whole
-from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.image_source import open_images_of
 from siamesenorm.lab.inspection.subject import LossFunction
 from siamesenorm.models.lm import LanguageModel
@@ -38,7 +37,7 @@ EMBEDDED_TEXT = "python-docs"
 
 
 @dataclass(frozen=True)
-class Source:
+class InspectionSource:
     """A model, a batch of text or images, and what both are."""
 
     model: nn.Module
@@ -61,13 +60,13 @@ class Opened:
     facts: dict[str, Any]
 
 
-def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
+def open_inspected(folder: Path, text: Path | None, tokens: int) -> InspectionSource:
     """The model in a folder and about so many tokens of a text file, or of the text the model was validated on."""
     task = RunFolder(folder).config().task if (folder / CONFIG).is_file() else "language"
     if task != "language":
         if text is not None:
             raise InspectionError(f"--text: {str(text)!r} is not allowed; the run in {str(folder)!r} reads images")
-        return Source(*open_images_of(folder, task, tokens))
+        return InspectionSource(*open_images_of(folder, task, tokens))
     found = open_folder(folder)
     if text is not None:
         texts = [read_text(text, found.tokenizer, tokens)]
@@ -92,7 +91,7 @@ def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
         "ids_sha256": hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest(),
         "device": device.type,
     }
-    return Source(found.model.to(device), batch, facts)
+    return InspectionSource(found.model.to(device), batch, facts)
 
 
 def open_folder(folder: Path) -> Opened:
@@ -135,10 +134,8 @@ def _open_huggingface(folder: Path) -> Opened:
     try:
         package: Any = importlib.import_module("siamesenorm.interop.huggingface")
     except ImportError:
-        raise InspectionError(
-            f"run: {str(folder)!r} is a Hugging Face folder and needs the package 'transformers'; "
-            f"install it with pip install 'siamesenorm[hf]'"
-        ) from None
+        what = f"run: {str(folder)!r} is a Hugging Face folder and"
+        raise InspectionError.missing_package(what, "transformers", "hf") from None
     with read_by_others("run", folder):
         options = {"local_files_only": True, "output_loading_info": True}
         loaded = whole(package.SiameseNormForCausalLM.from_pretrained(str(folder), **options))

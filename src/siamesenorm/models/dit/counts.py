@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import torch
+from typing import cast
 
-from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_by_links, kept_per_token
+import torch
+from torch import Tensor
+
+from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_by_links, kept_in_sublayers
 from siamesenorm.models.dit.config import DiTConfig
-from siamesenorm.models.dit.model import DiT
+from siamesenorm.models.dit.model import DiT, DiTBlock
+from siamesenorm.models.stack import Block
 
 
 def count_dit(config: DiTConfig) -> Counts:
     """Count a configuration's model; the unit is an image seen once."""
     with torch.device("meta"):
         model = DiT(config)
-    kept = activations_of_dit(config, kept_by_links(config.topology, config.blocks, model.residual.norms))
+    kept = activations_of_dit(model)
     return counts_of(model, flops=flops_of_dit(config), length=config.tokens, activations=kept)
 
 
@@ -27,9 +31,15 @@ def flops_of_dit(config: DiTConfig) -> float:
     return float(stack + conditions + patches)
 
 
-def activations_of_dit(config: DiTConfig, links: float) -> int:
-    """Numbers kept: as in a vision Transformer, with what a sublayer gave and its modulated reading beside."""
-    c, beside = config, 2 * config.dim
-    return c.tokens * kept_per_token(
-        blocks=c.blocks, dim=c.dim, links=links, attention=4 * c.dim + beside, ffn=2 * c.ffn_dim + beside
-    )
+def activations_of_dit(model: DiT) -> int:
+    """Numbers kept by links, in sublayers, and of the conditions of all blocks; the model is as in `count_vit`."""
+    c = model.config
+
+    def inputs(block: Block, rows: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        modulation = cast(DiTBlock, block).modulation
+        return torch.empty(rows, c.tokens, c.dim), modulation(torch.empty(rows, c.dim))
+
+    links = kept_by_links(c.topology, c.blocks, model.residual.norms, c.dim, gated=True)
+    conditions = c.blocks * (1 + 6)  # what a projection reads, and its six parts
+    head = c.tokens  # behind the last norm, what is modulated for the head
+    return int(c.tokens * links + c.dim * (conditions + head) + kept_in_sublayers(model, inputs))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.counts import (
     FLOAT32,
     Counts,
     counts_of,
     flops_per_token,
-    kept_by_ffn,
     kept_by_links,
-    kept_inside,
-    kept_per_token,
+    kept_in_sublayers,
     size_of_sublayers,
 )
 from siamesenorm.models.lm.config import LMConfig
@@ -35,26 +34,19 @@ def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
     counted = counts_of(
         model, flops=flops_of_token(model, length), length=length, activations=0, idle=idle_parameters(model)
     )
-    links = kept_by_links(config.topology, config.blocks, model.residual.norms)
-    activations = int(links * config.dim + kept_in_sublayers(model))
+    links = kept_by_links(config.topology, config.blocks, model.residual.norms, config.dim)
+    activations = int(links + kept_inside_of_token(model))
     return replace(counted, activation_bytes=FLOAT32 * activations)
 
 
-def kept_in_sublayers(model: LanguageModel) -> float:
-    """Numbers of a token that autograd keeps inside of all sublayers; of every kind of block one is looked at."""
+def kept_inside_of_token(model: LanguageModel) -> float:
+    """Numbers of a token that autograd keeps inside of all sublayers."""
     tokens = min(SEEN_TOKENS, model.config.max_length)
 
-    def inputs(rows: int) -> tuple[Tensor, Any]:
+    def inputs(block: Block, rows: int) -> tuple[Tensor, Any]:
         return torch.empty(rows, tokens, model.config.dim), model.context(torch.zeros(rows, tokens, dtype=torch.long))
 
-    kinds: dict[str, float] = {}
-    total = 0.0
-    for block in model.blocks:
-        kind = f"{block.attention}{block.ffn}"
-        if kind not in kinds:
-            kinds[kind] = kept_inside(cast(Block, block), inputs) / tokens
-        total += kinds[kind]
-    return total
+    return kept_in_sublayers(model, inputs) / tokens
 
 
 def idle_parameters(model: LanguageModel) -> int:
@@ -74,13 +66,12 @@ def flops_of_token(model: LanguageModel, length: int) -> float:
         windowed = sum(map(c.is_windowed, range(c.blocks))) / c.blocks
         seen = windowed * (c.window - c.window * (c.window - 1) / (2 * length)) + (1 - windowed) * seen
     weights = size_of_sublayers(model) - idle_parameters(model) + c.vocab_size * c.dim
-    return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.head_width, seen=seen)
+    return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.dim_per_head, seen=seen)
 
 
 def activations_of_token(config: LMConfig, links: float) -> int:
     """Numbers kept by links, and in sublayers at least: q, k, v, attention's output, the FFN's inner."""
-    c = config
-    heads = 2 * (c.heads + c.key_heads) * c.head_width
+    c, up = config, 2 if config.activation in GATED else 1
+    heads = 2 * (c.heads + c.num_kv_heads) * c.dim_per_head
     hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim
-    ffn = kept_by_ffn(hidden, c.activation)
-    return kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=heads, ffn=ffn)
+    return int(links * c.dim) + c.blocks * (heads + (1 + up) * hidden)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from siamesenorm.layers.mlp import GATED
-from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_by_ffn, kept_by_links, kept_per_token
+from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_by_links, kept_in_sublayers
+from siamesenorm.models.stack import Block
 from siamesenorm.models.vit.config import ViTConfig
 from siamesenorm.models.vit.model import VisionTransformer
 
@@ -14,7 +16,7 @@ def count_vit(config: ViTConfig) -> Counts:
     """Count a configuration's model; the unit is an image."""
     with torch.device("meta"):
         model = VisionTransformer(config)
-    kept = activations_of_image(config, kept_by_links(config.topology, config.blocks, model.residual.norms))
+    kept = activations_of_image(model)
     return counts_of(model, flops=flops_of_image(config), length=config.tokens, activations=kept)
 
 
@@ -28,7 +30,12 @@ def flops_of_image(config: ViTConfig) -> float:
     return float(stack + 2 * c.dim * (patches + read * c.classes))
 
 
-def activations_of_image(config: ViTConfig, links: float) -> int:
-    """Numbers kept by links, and in sublayers: q, k, v, attention's output, the FFN's inner."""
-    c, inner = config, kept_by_ffn(config.ffn_dim, config.activation)
-    return c.tokens * kept_per_token(blocks=c.blocks, dim=c.dim, links=links, attention=4 * c.dim, ffn=inner)
+def activations_of_image(model: VisionTransformer) -> int:
+    """Numbers kept by links, and in sublayers; the model lies on the meta device and is changed."""
+    c = model.config
+
+    def inputs(block: Block, rows: int) -> tuple[Tensor, None]:
+        return torch.empty(rows, c.tokens, c.dim), None
+
+    links = kept_by_links(c.topology, c.blocks, model.residual.norms, c.dim)
+    return int(c.tokens * links + kept_in_sublayers(model, inputs))
