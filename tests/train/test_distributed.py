@@ -22,7 +22,7 @@ from siamesenorm.train.weights import gather_weights
 from .tiny import CONFIGS, TinyRun, batch, tiny_model, watched_whole
 from .worlds import run_world
 
-STEPS = 3
+STEPS = 2
 CLOSE, ROUGH, EXACT = 1e-4, 1e-2, 1e-9
 """Of one forward and backward in float32, of what comes after steps of Adam in it, and of anything in float64."""
 
