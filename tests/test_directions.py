@@ -93,3 +93,13 @@ def test_rooms_of_the_laboratory_look_one_way(room):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("siamesenorm.lab.")
     }
     assert names - {room} <= LAB[room]
+
+
+def test_gguf_words_know_nothing_of_imported_models():
+    """Who imports models reads GGUF by these words; looking back, neither could be imported first."""
+    named = {
+        node.module
+        for node in ast.walk(ast.parse((SOURCE / "interop" / "gguf" / "translation.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert not [name for name in named if name and "pretrained" in name]

@@ -60,3 +60,8 @@ class Scaling:
     def _pair(self, turns: float, width: int, theta: float) -> float:
         """Number of the pair that turns so often over the original length."""
         return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
+def yarn_size(factor: float, scale: float = 1.0) -> float:
+    """YaRN's own attention factor for a lengthening."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from siamesenorm.errors import InteropError
 from siamesenorm.interop.gguf.reader import GgufFile
-from siamesenorm.interop.pretrained.architectures import yarn_size
-from siamesenorm.layers.rope_scaling import Scaling
+from siamesenorm.layers.rope_scaling import Scaling, yarn_size
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "olmo2": "olmo2"}
 """GGUF's names of architectures to transformers'."""

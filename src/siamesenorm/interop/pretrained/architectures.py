@@ -14,6 +14,7 @@ from typing import Any
 
 from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_config import checked
+from siamesenorm.layers.rope_scaling import yarn_size
 from siamesenorm.models.lm import LMConfig
 
 GATED_ACTIVATIONS = {
@@ -258,11 +259,6 @@ def _yarn(rope: Mapping[str, Any], max_length: int) -> dict[str, Any]:
         "attention_factor": size if given is None else given,
         "whole_pairs": rope.get("truncate", True),
     }
-
-
-def yarn_size(factor: float, scale: float = 1.0) -> float:
-    """YaRN's own attention factor for a lengthening."""
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 SCALINGS: dict[str, Callable[[Mapping[str, Any], int], dict[str, Any]]] = {
