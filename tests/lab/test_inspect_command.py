@@ -249,7 +249,9 @@ def test_a_folder_of_another_kind_of_model_is_refused(tmp_path, capsys):
 
 def test_an_exported_model_without_transformers_names_the_extra(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "siamesenorm"}')
-    monkeypatch.setitem(sys.modules, "siamesenorm.interop.huggingface", None)  # as if it could not be imported
+    for name in [name for name in sys.modules if name.startswith("siamesenorm.interop.huggingface")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
     message = refused(capsys, tmp_path, "--json")
     assert "needs the package 'transformers'" in message
     assert "pip install 'siamesenorm[hf]'" in message

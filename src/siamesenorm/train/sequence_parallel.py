@@ -36,7 +36,7 @@ def divides_tokens(config: RunConfig, processes: int) -> bool:
     return length % processes == 0 if wish is None else wish
 
 
-class Tokens:
+class TokenPlacement:
     """Where the tokens of a pass are: a part of them in each process of a tensor group, or all in every one.
 
     Without gradients, a pass whose tokens cannot be divided (an answer of one token) has all in every process.
