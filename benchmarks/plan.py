@@ -4,7 +4,8 @@
     python benchmarks/plan.py --quick
 
 Memory is the growth of the first process's resident set from before the model is made to the fullest moment of its
-third step; a tiny model has taken steps before, so that code and threads are there. Bytes are what the system counts
+third step; a tiny model has taken steps before, so that code and threads are there. Every run has processes of its
+own: what an earlier one has not given back would hide a later one's growth. Bytes are what the system counts
 on the process's sockets during that step (Linux only). Processes are those of ``torchrun``: the real engine over gloo,
 in fp32 on CPUs. Gloo scatters sums by summing them everywhere, which sends twice a ring's bytes, and is predicted so.
 """
@@ -98,22 +99,33 @@ def predicted(case: dict[str, Any]) -> dict[str, float]:
     layout = layout_of(config, world)
     need = need_of(config, layout, "cpu")
     sent = sent_by(config, layout, parts_of(of_process(config, layout)))
-    return {"peak": need.peak, "activations": need.activations, "sent": sent.all + sent.reduce_scatter}
+    return {
+        "peak": need.peak,
+        "activations": need.activations,
+        "sent": sent.all + sent.reduce_scatter + sent.tensor_scattered,
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
+        for one in found:
+            one.bind(("localhost", 0))
+        return [one.getsockname()[1] for one in found]
 
 
 def measured(chosen: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
-    """What the first process of each run took, run after run, in one world of processes."""
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    """What the first process of each run took, run after run."""
     size = chosen[0]["processes"]
     # Freed blocks go back at once: the peak then follows live tensors, not malloc's habits.
     fixed = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    fixed |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    fixed |= {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "localhost", "WORLD_SIZE": str(size)}
+    runs = [{"port": port, "case": case} for port, case in zip(free_ports(len(chosen)), chosen, strict=True)]
     children = []
     for rank in range(size):
         own = {**os.environ, **fixed, "RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-        command = [sys.executable, __file__, "--here", json.dumps(chosen)]
+        command = [sys.executable, __file__, "--here", json.dumps(runs)]
         out = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
         children.append(subprocess.Popen(command, env=own, stdout=out, text=True))
     try:
@@ -125,17 +137,22 @@ def measured(chosen: list[dict[str, Any]]) -> Iterator[dict[str, float]]:
             child.wait()
 
 
-def measure_here(chosen: list[dict[str, Any]]) -> None:
-    """The same in one process: a line a run."""
+def measure_here(runs: list[dict[str, Any]]) -> None:
+    """The same in one rank: a line a run, each in a process that is forked for it once everything is imported."""
     from siamesenorm.train.distributed import World
+    from siamesenorm.train.engine import Engine as Engine
 
     torch.set_num_threads(1)
-    world = World.start(config_of(chosen[0]).parallel)
-    try:
-        for case in chosen:
-            print(json.dumps(measure_one(case, world)), flush=True)
-    finally:
-        world.close()
+    for run in runs:
+        os.environ["MASTER_PORT"] = str(run["port"])
+        child = os.fork()
+        if child == 0:
+            world = World.start(config_of(run["case"]).parallel)
+            print(json.dumps(measure_one(run["case"], world)), flush=True)
+            world.barrier()
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            raise SystemExit(1)
 
 
 def measure_one(case: dict[str, Any], started: Any) -> dict[str, float]:

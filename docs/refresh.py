@@ -1,4 +1,4 @@
-"""Write the parts of README.md and docs/ that come from the code; ``--check`` only says whether they are current."""
+"""Write the parts of docs/ that come from the code; ``--check`` only says whether they are current."""
 
 from __future__ import annotations
 
@@ -130,17 +130,12 @@ def _answered(result: dict[str, object] | None) -> str:
 
 
 PARTS = {
-    "README.md": {
-        "topologies": table,
-        "signal": signal,
-        "verdicts": partial(tables.verdicts, ""),
-        "cost-topologies": partial(tables.topologies, "", brief=True),
-    },
+    "docs/concepts.md": {"signal": signal},
     "docs/costs.md": {name: partial(make, "../") for name, make in tables.PARTS.items()},
     "docs/plan.md": {"plan": partial(tables.plan, "../")},
     "docs/grafts.md": {"grafts": grafts.table_of_results},
     "docs/serving.md": {"served": served},
-    "docs/topologies.md": {"sections": sections},
+    "docs/topologies.md": {"topologies": table, "sections": sections},
     "docs/map.md": {"map": source_map},
 }
 
@@ -150,7 +145,8 @@ COMPLETION = "src/siamesenorm/commands/completion.json"
 
 def completion() -> str:
     """What shells complete, a line a word."""
-    from siamesenorm.commands.export import FORMATS, stock_names
+    from siamesenorm.interop.pretrained.architectures import ARCHITECTURES
+    from siamesenorm.lab.exporting import FORMATS
     from siamesenorm.models.families import FAMILIES
     from siamesenorm.tasks import TASKS
     from siamesenorm.train.fields import fields_of, values_of
@@ -178,7 +174,7 @@ def completion() -> str:
         "models": {
             name: brief(preset.about) for family in FAMILIES.values() for name, preset in family.presets.items()
         },
-        "exports": {**dict.fromkeys(FORMATS, ""), **dict.fromkeys(stock_names(), "an architecture of transformers")},
+        "exports": {**dict.fromkeys(FORMATS, ""), **dict.fromkeys(ARCHITECTURES, "an architecture of transformers")},
         "fields": {
             task: {
                 field.path: {"about": brief(field.info.description or ""), "values": values_of(field)}

@@ -55,3 +55,41 @@ def test_no_import_points_upward(room):
         if other != room and other not in BELOW[room]
     ]
     assert not upward
+
+
+def test_no_command_imports_another():
+    """What two commands share is the library's, or one of the few files that are no command."""
+    folder = SOURCE / "commands"
+    shared = {"arguments", "completion", "data_folder", "data_progress", "device", "findings", "options", "version"}
+    commands = {file.stem for file in folder.glob("*.py")} - shared - {"__init__"}
+    assert "compare" in commands
+    between = [
+        f"{file.name} imports {alias}"
+        for file in folder.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("siamesenorm.commands")
+        for alias in ([node.module.rpartition(".")[2]] if node.module.count(".") > 1 else [a.name for a in node.names])
+        if alias in commands
+    ]
+    assert not between
+
+
+LAB = {
+    "drawing": set(),
+    "compare": set(),
+    "report": {"compare", "drawing", "inspection"},
+    "inspection": {"compare", "drawing"},
+    "study": {"compare", "report", "inspection"},
+}
+"""Which rooms of the laboratory a room of it looks into."""
+
+
+@pytest.mark.parametrize("room", LAB)
+def test_rooms_of_the_laboratory_look_one_way(room):
+    names = {
+        node.module.split(".")[2]
+        for file in (SOURCE / "lab" / room).glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("siamesenorm.lab.")
+    }
+    assert names - {room} <= LAB[room]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from siamesenorm.version import __version__
 
 if TYPE_CHECKING:
-    from siamesenorm.lab.comparison import compare, report
-    from siamesenorm.lab.looking import inspect
+    from siamesenorm.lab.comparison import compare
+    from siamesenorm.lab.inspection.looking import inspect
     from siamesenorm.lab.recording import record
+    from siamesenorm.lab.report.outcome import report
     from siamesenorm.opening import load
     from siamesenorm.residual import Residual, Topology, TopologyError
     from siamesenorm.train.session import train_recipe as train
@@ -38,10 +39,10 @@ _HOMES = {
     "Topology": "siamesenorm.residual",
     "TopologyError": "siamesenorm.residual",
     "compare": "siamesenorm.lab.comparison",
-    "inspect": "siamesenorm.lab.looking",
+    "inspect": "siamesenorm.lab.inspection.looking",
     "load": "siamesenorm.opening",
     "record": "siamesenorm.lab.recording",
-    "report": "siamesenorm.lab.comparison",
+    "report": "siamesenorm.lab.report.outcome",
 }
 """Where names come from."""
 _PACKAGES = ("residual", "train")

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from siamesenorm.commands.arguments import CommandLine
 from siamesenorm.commands.completion import complete_topology
+from siamesenorm.commands.options import Json
 from siamesenorm.loading import EXIT_INTERRUPTED, loading
 from siamesenorm.refusal import say
 from siamesenorm.version import __version__
@@ -71,7 +72,7 @@ def topologies(
     dim: Annotated[
         int | None, typer.Option(min=1, max=2**20, help="Width of the stack explained, 768 by default.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List every residual topology, or explain one with its drawing, numbers and options."""
     if topology is None and (blocks is not None or dim is not None):

@@ -31,7 +31,7 @@ COMMANDS = sorted({parameter.command for parameter in parameters()} - {("data", 
 def inputs(tmp_path_factory):
     """What is trained on the way is of no interest here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("siamesenorm.lab.runner.LocalEngine.run", lambda *arguments: True)
+        patch.setattr("siamesenorm.lab.compare.runner.LocalEngine.run", lambda *arguments: True)
         patch.setattr("siamesenorm.tasks.fidelity.classifier.MOST_STEPS", 2)
         yield make_inputs(tmp_path_factory.mktemp("sound"))
 

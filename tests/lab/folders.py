@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.lab.grid import Cell
+from siamesenorm.lab.compare.grid import Cell
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.yaml import write_yaml
 

@@ -6,10 +6,10 @@ import pytest
 
 from siamesenorm.lab import inspect
 from siamesenorm.lab.inspection.figures import plots
-from siamesenorm.lab.inspection.report import write_report as write_inspection
-from siamesenorm.lab.records import find_runs, read_records
-from siamesenorm.lab.report import write_report
-from siamesenorm.lab.statistics import analyse
+from siamesenorm.lab.inspection.page import write_report as write_inspection
+from siamesenorm.lab.report.outcome import Comparison
+from siamesenorm.lab.report.records import find_runs, read_records
+from siamesenorm.lab.report.statistics import analyse
 
 from .browser import Browser
 from .folders import FACTS, write_grid
@@ -44,7 +44,7 @@ def report(tmp_path_factory):
         (folder / "cell.json").write_text(json.dumps({**FACTS, "command": EVIL, "data": {EVIL: "ab"}}))
         folder.rename(folder.with_name(f"<img src=x onerror='window.hacked=3'>{number}"))
     records = read_records(find_runs([root]))
-    return write_report(records, analyse(records, baseline="pre"), root, title=f"Report {EVIL}")
+    return Comparison(records, analyse(records, baseline="pre"), root, title=f"Report {EVIL}").write()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -76,7 +76,7 @@ def test_every_plot_is_drawn_with_its_lines(browser, report):
 def test_a_cell_without_a_number_says_so_in_its_own_place(tmp_path, browser):
     folders = write_grid(tmp_path / "cells", {("pre", 1e-3): [2.5, 2.4], ("pre", 1e-2): [None, None]})
     records = read_records(folders)
-    browser.open(write_report(records, analyse(records, baseline="pre"), tmp_path, title="Two cells"))
+    browser.open(Comparison(records, analyse(records, baseline="pre"), tmp_path, title="Two cells").write())
     notes = f"[...{plot('heat-map')}.querySelectorAll('.annotation-text-g')]"
     text = f"{notes}.find(note => note.textContent.includes('diverged')).getBoundingClientRect()"
     cells = f"{plot('heat-map')}.querySelector('.hm image').getBoundingClientRect()"

@@ -4,8 +4,11 @@ import json
 
 from rich.console import Console
 
-from siamesenorm.lab import by_steps, curves
-from siamesenorm.lab.records import find_runs, read_records
+from siamesenorm.lab.report import by_steps, curves
+from siamesenorm.lab.report.outcome import Comparison
+from siamesenorm.lab.report.records import find_runs, read_records
+from siamesenorm.lab.report.statistics import analyse
+from siamesenorm.lab.report.terminal import show
 
 from .folders import write_run
 
@@ -36,7 +39,7 @@ def test_terminal_and_plot_show_the_same_lines(tmp_path):
     records = records_of(tmp_path)
     console = Console(width=100, record=True, file=None, quiet=False, force_terminal=False)
     with console.capture() as shown:
-        console.print(by_steps.terminal_table(by_steps.by_steps(records, "frechet")))
+        show(console, Comparison(records, analyse(records), tmp_path))
     text = shown.get()
     assert "step 20" in text
     assert "7" in text

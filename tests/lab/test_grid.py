@@ -5,11 +5,19 @@ import re
 import numpy as np
 import pytest
 
-from siamesenorm.lab.compare import make_grid
-from siamesenorm.lab.grid import Grid, depth_axis, parse_numbers, parse_setting, parse_topologies, split_values
+from siamesenorm.errors import ConfigError
+from siamesenorm.lab.compare import grid as grid_module
+from siamesenorm.lab.compare.axes import (
+    depth_axis,
+    make_grid,
+    parse_numbers,
+    parse_setting,
+    parse_topologies,
+    split_values,
+)
+from siamesenorm.lab.compare.grid import Grid
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.metrics import LEAST
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.recipes import recipe_names, resolve
 
 SMALL = ("train.steps=40", "schedule.warmup=4")
@@ -137,7 +145,7 @@ BAD = {
     "--lrs zero": ({"lrs": ["0"]}, "optimizer.lr"),
     "--lrs infinite": ({"lrs": ["inf"]}, "--lrs: 'inf'"),
     "--seeds": ({"seeds": ["0,1.5"]}, "--seeds: '1.5' is not allowed; it takes whole numbers"),
-    "twice": ({"seeds": ["0,0"]}, "stands twice"),
+    "twice": ({"seeds": ["0,0"]}, "is there twice"),
     "--set": ({"sets": ["warmup"]}, "it takes field=value"),
     "--set unknown": ({"sets": ["warmpu=3"]}, "did you mean schedule.warmup?"),
     "--set topology": ({"sets": ["topology=pre,post"]}, "use --topologies"),
@@ -168,3 +176,11 @@ def test_numbers_may_stand_in_several_options():
 def test_negative_numbers_are_refused():
     with pytest.raises(ConfigError, match="--seeds: '-1'"):
         parse_numbers(["-1"], "--seeds", int)
+
+
+def test_a_grid_resolves_its_cells_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(grid_module, "resolve", lambda *given: calls.append(given) or resolve(*given))
+    grid = Grid("lm-tiny", ("pre", "post"), (1e-3,), seeds=(0, 1))
+    assert grid.cells() == grid.cells()
+    assert len(calls) == 4

@@ -5,16 +5,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from siamesenorm.lab.grid import Grid, parse_setting
-from siamesenorm.lab.live import LiveTable, grid_table, outcome, sparkline
-from siamesenorm.lab.runner import Progress
+from siamesenorm.lab.compare.axes import parse_setting
+from siamesenorm.lab.compare.grid import Grid
+from siamesenorm.lab.compare.live import LiveTable, grid_table, outcome
+from siamesenorm.lab.compare.runner import CellProgress
+from siamesenorm.terminal import sparkline
 
 OVERRIDES = ("train.steps=100", "schedule.warmup=4")
 
 
 def make_plan(**wanted):
     grid = Grid("lm-tiny", **{"topologies": ("pre", "siamese"), "lrs": (1e-3, 1e-2), "overrides": OVERRIDES, **wanted})
-    return [Progress(cell, Path("x") / cell.name) for cell in grid.cells()]
+    return [CellProgress(cell, Path("x") / cell.name) for cell in grid.cells()]
 
 
 def drawn(renderable, width=110):
@@ -33,11 +35,11 @@ def test_a_sparkline_falls_with_the_loss():
 def test_the_table_has_loss_state_and_share_of_every_cell():
     plan = make_plan()
     for message in ({"kind": "started", "step": 0}, {"kind": "step", "step": 50, "loss": 2.345}):
-        plan[0].hear(message)
+        plan[0].update(message)
     plan[0].state = "running"
-    plan[1].hear({"kind": "evaluation", "step": 100, "metrics": {"loss": 1.5}})
-    plan[1].hear({"kind": "ended", "state": "finished"})
-    plan[2].hear({"kind": "failed", "message": "disk full"})
+    plan[1].update({"kind": "evaluation", "step": 100, "metrics": {"loss": 1.5}})
+    plan[1].update({"kind": "ended", "state": "finished"})
+    plan[2].update({"kind": "failed", "message": "disk full"})
     plan[3].step, plan[3].state = 7, "diverged"
     text = drawn(grid_table(plan))
     for part in ("lr 0.001", "lr 0.01", "2.345 50%", "✓ 1.5000", "failed: disk full", "diverged at step 8"):
@@ -63,9 +65,9 @@ def test_without_a_terminal_every_end_is_one_line():
     plan = make_plan()
     console = Console(file=io.StringIO(), width=110, force_terminal=False)
     with LiveTable(plan, console) as table:
-        plan[0].hear({"kind": "step", "step": 50, "loss": 2.0})
+        plan[0].update({"kind": "step", "step": 50, "loss": 2.0})
         table.changed(plan[0])
-        plan[0].hear({"kind": "ended", "state": "finished"})
+        plan[0].update({"kind": "ended", "state": "finished"})
         table.changed(plan[0])
         table.changed(plan[0])
     assert console.file.getvalue().splitlines() == ["[1/4] pre lr 0.001 seed 0: ✓ 2.0000"]

@@ -1,16 +1,21 @@
 """The presets: their published figures are the paper's, and every one of their cells can be run."""
 
 import io
+from statistics import fmean
 
 import pytest
 from rich.console import Console
 
-from siamesenorm.lab.compare import make_grid
-from siamesenorm.lab.presets import PRESETS, SIAMESE, find_preset
-from siamesenorm.lab.published import published_rows, show_published
-from siamesenorm.lab.records import find_runs, read_records
-from siamesenorm.lab.statistics import analyse
-from siamesenorm.train.errors import ConfigError
+import siamesenorm
+from siamesenorm.errors import ConfigError
+from siamesenorm.lab.compare.axes import make_grid
+from siamesenorm.lab.compare.presets import PRESETS, SIAMESE, find_preset
+from siamesenorm.lab.inspection.looking import inspection_of
+from siamesenorm.lab.report.outcome import Comparison
+from siamesenorm.lab.report.published import published_rows
+from siamesenorm.lab.report.records import find_runs, read_records
+from siamesenorm.lab.report.statistics import analyse
+from siamesenorm.lab.report.terminal import show
 
 from .folders import write_run
 
@@ -49,6 +54,8 @@ ARITHMETIC = {
     "lr 0.002, 350B tokens": {"pre": 0.362, SIAMESE: 0.434},
 }
 
+STREAMS = {"final gain of X": 1.05, "final gain of Y": 0.42, "logit lens of X": 0.426, "logit lens of Y": 0.162}
+
 
 def table_of(name):
     found = {}
@@ -62,6 +69,7 @@ def test_published_figures_are_the_papers():
     assert table_of("depth") == DEPTHS
     assert {figure.where: figure.value for figure in PRESETS["ablation"].published} == ABLATION
     assert table_of("arithmetic") == ARITHMETIC
+    assert {figure.where: figure.value for figure in PRESETS["streams"].published} == STREAMS
     assert table_of("warmup") == {"no warm-up": {SIAMESE: "trains"}, "300 steps": {"hybrid": X}}
 
 
@@ -108,7 +116,8 @@ def test_measured_stands_beside_published(tmp_path):
     for warmup, topology, loss in ((0, SIAMESE, 1.5), (3, "hybrid", None), (3, SIAMESE, 1.6)):
         state = "diverged" if loss is None else "finished"
         write_run(tmp_path, topology, 1e-2, loss=loss, state=state, overrides=(f"warmup={warmup}",))
-    rows = published_rows(analyse(read_records(find_runs([tmp_path]))), find_preset("warmup"))
+    records = read_records(find_runs([tmp_path]))
+    rows = published_rows(Comparison(records, analyse(records), tmp_path, preset=find_preset("warmup")))
     assert [(row["published"], row["ours"]) for row in rows] == [("trains", "1.5000"), (X, "diverged")]
 
 
@@ -116,10 +125,29 @@ def test_a_preset_shows_published_figures_on_the_terminal_too(tmp_path):
     write_run(tmp_path, SIAMESE, 1e-2, loss=1.5, overrides=("warmup=0",))
     write_run(tmp_path, SIAMESE, 1e-2, loss=1.6, overrides=("warmup=3",))
     console = Console(file=io.StringIO(), width=120)
-    show_published(console, analyse(read_records(find_runs([tmp_path]))), find_preset("warmup"))
+    records = read_records(find_runs([tmp_path]))
+    show(console, Comparison(records, analyse(records), tmp_path, preset=find_preset("warmup")))
     lines = console.file.getvalue().splitlines()
     assert next(line for line in lines if line.startswith("no warm-up")).split()[-5:-2] == ["trains", "1.5000", "lr"]
     assert next(line for line in lines if line.startswith("300 steps")).split()[3:5] == [X, "–"]
+
+
+def test_the_streams_of_every_run_stand_beside_the_papers(tmp_path):
+    tiny = {"dim": 16, "blocks": 2, "heads": 2, "ffn_dim": 32, "warmup": 1}
+    found = siamesenorm.compare(
+        preset="streams", seeds=2, steps=2, batch_size=2, folder=tmp_path, jobs=1, quiet=True, **tiny
+    )
+    inside = [inspection_of(run.folder) for run in found.records.runs]
+    expected = {
+        "final gain of X": fmean(one.fusion.gains["x"] for one in inside),
+        "final gain of Y": fmean(one.fusion.gains["y"] for one in inside),
+        "logit lens of X": fmean(one.lens.alone["x"][-1] for one in inside),
+        "logit lens of Y": fmean(one.lens.alone["y"][-1] for one in inside),
+    }
+    rows = {row["where"]: row["ours"] for row in published_rows(found)}
+    assert {where: text.split(" ± ")[0] for where, text in rows.items()} == {
+        where: f"{value:.4f}" for where, value in expected.items()
+    }
 
 
 def test_unknown_preset_is_one_sentence():

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from siamesenorm.lab.compare import check_engine, prepare_grid
-from siamesenorm.lab.ray_engine import cluster_here, packed, remote_cell, unpack
-from siamesenorm.lab.runner import LocalEngine, Watcher
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
+from siamesenorm.lab.compare.engines import check_engine
+from siamesenorm.lab.compare.preparation import prepare_grid
+from siamesenorm.lab.compare.ray_engine import cluster_here, packed, remote_cell, unpack
+from siamesenorm.lab.compare.runner import GridWatcher, LocalEngine
 from siamesenorm.train.folder import read_metrics
 
 from .test_runner import tiny_grid
@@ -51,7 +52,7 @@ def test_a_cluster_is_one_that_was_started_for_the_machine(tmp_path, monkeypatch
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (extra: ray)")
 def test_an_address_that_is_none_is_said_in_one_sentence(monkeypatch):
-    from siamesenorm.lab.ray_engine import RayEngine
+    from siamesenorm.lab.compare.ray_engine import RayEngine
 
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(ConfigError, match=r"--engine: 'ray' cannot be reached or started: .*nonsense"):
@@ -98,11 +99,11 @@ def test_what_others_have_put_into_a_folder_stays_when_it_comes_back(tmp_path):
 
 
 def test_a_machine_without_the_disk_sends_its_folder_back(tmp_path):
-    from siamesenorm.lab.cell import Order
+    from siamesenorm.lab.compare.cell import CellOrder
 
     prepared = prepare_grid(tiny_grid(topologies=("pre",)), tmp_path)
     (progress,) = prepared.plan
-    order = Order(progress.cell.config.as_dict(), str(progress.folder), prepared.provenance)
+    order = CellOrder(progress.cell.config.as_dict(), str(progress.folder), prepared.provenance)
     message, files = remote_cell(order, b"", str(tmp_path / "no such mark"))
     assert message == {"kind": "ended", "state": "finished"}
     assert not progress.folder.exists()
@@ -115,16 +116,16 @@ def test_a_machine_without_the_disk_sends_its_folder_back(tmp_path):
 def test_ray_gives_what_local_processes_give_and_listens_to_this_machine_alone(tmp_path, monkeypatch):
     import ray
 
-    from siamesenorm.lab.ray_engine import RayEngine
+    from siamesenorm.lab.compare.ray_engine import RayEngine
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("siamesenorm.lab.ray_engine.CURRENT", "no such file")  # another's cluster is not ours
+    monkeypatch.setattr("siamesenorm.lab.compare.ray_engine.CURRENT", "no such file")  # another's cluster is not ours
     engine = RayEngine(jobs=2)
     try:
         far, near = (prepare_grid(tiny_grid(), tmp_path / name) for name in ("far", "near"))
         (far.plan[0].folder).mkdir(parents=True)
         (far.plan[0].folder / "stranger.txt").write_text("not a run")
-        assert engine.run(far.plan, far.provenance, Watcher())
+        assert engine.run(far.plan, far.provenance, GridWatcher())
         assert ray.util.get_node_ip_address() == "127.0.0.1"
         if Path("/proc/net/tcp").exists():
             places = listening_places()
@@ -132,7 +133,7 @@ def test_ray_gives_what_local_processes_give_and_listens_to_this_machine_alone(t
             assert not [place for place in places if place not in LOOPBACK]
     finally:
         ray.shutdown()
-    assert LocalEngine(2, threads=1).run(near.plan, near.provenance, Watcher())
+    assert LocalEngine(2, threads=1).run(near.plan, near.provenance, GridWatcher())
     assert [progress.state for progress in far.plan] == ["failed", "finished"]
     assert "holds other files" in far.plan[0].message
     assert losses(far.plan[1].folder) == losses(near.plan[1].folder)

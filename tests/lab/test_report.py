@@ -11,19 +11,21 @@ import pytest
 from rich.console import Console
 
 from siamesenorm.cli import main
-from siamesenorm.lab.contrast import READABLE, contrast, ink, on_scale
-from siamesenorm.lab.curves import loss_curves
-from siamesenorm.lab.export import export_figures, parse_formats
-from siamesenorm.lab.figures import by_learning_rate, by_setting, cost, differences, heat_map
-from siamesenorm.lab.page import Page, breakable, label, script_json
-from siamesenorm.lab.presets import PRESETS
-from siamesenorm.lab.records import find_runs, read_records
-from siamesenorm.lab.report import write_report
-from siamesenorm.lab.report_page import what_ran
-from siamesenorm.lab.statistics import analyse
-from siamesenorm.lab.tables import notes, scores, show
-from siamesenorm.lab.verdict import verdict
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
+from siamesenorm.lab.compare.presets import PRESETS
+from siamesenorm.lab.drawing.contrast import READABLE, contrast, ink, on_scale
+from siamesenorm.lab.drawing.page import Page, breakable, label, script_json
+from siamesenorm.lab.report import findings
+from siamesenorm.lab.report.curves import loss_curves
+from siamesenorm.lab.report.figures import by_learning_rate, by_setting, cost, differences, heat_map
+from siamesenorm.lab.report.outcome import Comparison
+from siamesenorm.lab.report.page import what_ran
+from siamesenorm.lab.report.paper_figures import export_figures, parse_formats
+from siamesenorm.lab.report.records import find_runs, read_records
+from siamesenorm.lab.report.sentences import notes
+from siamesenorm.lab.report.statistics import analyse
+from siamesenorm.lab.report.terminal import scores, show
+from siamesenorm.lab.report.verdict import verdict
 
 from .folders import FACTS, write_grid, write_run
 
@@ -64,7 +66,7 @@ def grid(tmp_path_factory):
     write_grid(root / "cells", SCORES)
     records = read_records(find_runs([root]))
     analysis = analyse(records, baseline="pre")
-    page = write_report(records, analysis, root, title="Mine")
+    page = Comparison(records, analysis, root, title="Mine").write()
     return root, records, analysis, page.read_text(encoding="utf-8")
 
 
@@ -128,7 +130,7 @@ def test_plots_are_there_with_their_data(grid):
 
 def test_the_same_runs_give_the_same_files(grid, tmp_path):
     root, records, analysis, page = grid
-    again = write_report(records, analysis, root, title="Mine")
+    again = Comparison(records, analysis, root, title="Mine").write()
     assert again.read_text(encoding="utf-8") == page
 
 
@@ -142,7 +144,7 @@ def test_strings_of_users_stay_text(tmp_path):
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "message": EVIL, "state": "diverged"}))
     records = read_records([folder])
-    page = write_report(records, analyse(records), tmp_path, title=EVIL).read_text(encoding="utf-8")
+    page = Comparison(records, analyse(records), tmp_path, title=EVIL).write().read_text(encoding="utf-8")
     reader = Reader(page)
     assert [tag for tag, _ in reader.elements].count("script") == 3  # data, plotly.js, the page's own
     assert not [tag for tag, _ in reader.elements if tag == "img"]
@@ -163,13 +165,13 @@ def test_labels_of_plots_have_no_tags():
 def test_formulas_for_spreadsheets_are_defused(tmp_path):
     folder = write_run(tmp_path, name="=cmd")
     records = read_records([folder])
-    write_report(records, analyse(records), tmp_path / "out")
+    Comparison(records, analyse(records), tmp_path / "out").write()
     assert "\n'=cmd," in (tmp_path / "out" / "report.csv").read_text()
 
 
 def test_a_plot_has_its_name_once():
     page = Page("x").plot("a", "", "", {"data": []})
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="is there already"):
         page.plot("a", "", "", {"data": []})
 
 
@@ -232,7 +234,7 @@ def test_bad_input_is_one_sentence(arguments, message, tmp_path, capsys, monkeyp
 
 def test_plots_are_drawn_as_png_and_svg(grid, tmp_path):
     _, records, analysis, _ = grid
-    written = export_figures(records, analysis, tmp_path, parse_formats("png,svg"))
+    written = export_figures(Comparison(records, analysis, tmp_path), parse_formats("png,svg"))
     assert sorted(path.name for path in written) == sorted(
         f"{name}.{kind}"
         for name in ("curves", "learning_rate", "differences", "heat_map", "cost")
@@ -304,7 +306,7 @@ def test_terminal_and_page_say_by_which_rule_weights_started(grid, tmp_path):
 
     def said(records):
         console = Console(width=120, record=True, file=io.StringIO())
-        show(console, records, analyse(records))
+        show(console, Comparison(records, analyse(records), tmp_path))
         return " ".join(console.export_text().split()), what_ran(records)
 
     _, records, *_ = grid
@@ -350,10 +352,10 @@ def test_a_grid_of_settings_at_one_learning_rate_is_drawn_over_its_settings(tmp_
     assert len(points["y"]) == 3  # of the only rate, once
     curves = [line for line in loss_curves(records, analysis)["data"] if "name" in line]
     assert len({line["line"]["dash"] for line in curves}) == 3
-    page = write_report(records, analysis, tmp_path).read_text(encoding="utf-8")
+    page = Comparison(records, analysis, tmp_path).write().read_text(encoding="utf-8")
     assert "Held-out loss by setting" in page
     assert "Held-out loss by learning rate" not in page
-    written = {path.name for path in export_figures(records, analysis, tmp_path, ["svg"])}
+    written = {path.name for path in export_figures(Comparison(records, analysis, tmp_path), ["svg"])}
     assert "settings.svg" in written
     assert "learning_rate.svg" not in written
 
@@ -369,7 +371,7 @@ def test_optimizers_have_verdicts_of_their_own(tmp_path):
     records = read_records(folders)
     analysis = analyse(records)
     assert records.groups == ["optimizer=adamw", "optimizer=muon"]
-    write_report(records, analysis, tmp_path)
+    Comparison(records, analysis, tmp_path).write()
     sentences = json.loads((tmp_path / "report.json").read_text())["verdict"]
     sides = [s.partition("siamese is ")[::2] for s in sentences if "siamese is " in s]
     assert [(where, rest.split()[0]) for where, rest in sides] == [
@@ -381,7 +383,7 @@ def test_optimizers_have_verdicts_of_their_own(tmp_path):
     assert "optimizer=muon" not in under_adamw
     assert "0.300 worse than pre" in under_muon.partition("Training loss")[0]
     console = Console(width=120, record=True, file=io.StringIO())
-    show(console, records, analysis)
+    show(console, Comparison(records, analysis, tmp_path))
     text = console.export_text()
     assert text.index("Under adamw") < text.index("optimizer=adamw: siamese is") < text.index("Under muon")
 
@@ -423,3 +425,16 @@ def test_a_model_that_does_not_use_its_topology_is_found_out(tmp_path):
         "Every run of siamese ended with the very number of pre's: the model does not seem to depend on the topology "
         "that it is given."
     ]
+
+
+def test_page_files_and_terminal_share_one_verdict(grid, tmp_path, monkeypatch):
+    """What runs say is computed once, however many ways it is shown."""
+    calls = []
+    monkeypatch.setattr(findings, "verdict", lambda analysis: calls.append(analysis) or verdict(analysis))
+    _, records, *_ = grid
+    found = Comparison(records, analyse(records), tmp_path)
+    found.write()
+    show(Console(file=io.StringIO()), found)
+    assert found.verdict
+    assert found._repr_html_()
+    assert len(calls) == 1

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from siamesenorm.cli import main
-from siamesenorm.data.errors import DataError
-from siamesenorm.lab.compare import OneComparison, Prepared, local_engine, prepare_grid, prepare_text
-from siamesenorm.lab.grid import Grid
-from siamesenorm.lab.records import read_records
-from siamesenorm.lab.runner import LocalEngine, Watcher, plan
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError, DataError
+from siamesenorm.lab.compare.engines import local_engine
+from siamesenorm.lab.compare.grid import Grid
+from siamesenorm.lab.compare.preparation import OneComparison, Prepared, prepare_grid, prepare_text
+from siamesenorm.lab.compare.runner import GridWatcher, LocalEngine, plan
+from siamesenorm.lab.report.records import read_records
 from siamesenorm.train.folder import read_metrics
 
 TINY = (
@@ -43,7 +43,7 @@ def tiny_grid(*more: str, **wanted) -> Grid:
 
 
 def run(prepared: Prepared, jobs: int = 2) -> bool:
-    return LocalEngine(jobs, threads=1).run(prepared.plan, prepared.provenance, Watcher())
+    return LocalEngine(jobs, threads=1).run(prepared.plan, prepared.provenance, GridWatcher())
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_a_cell_that_cannot_run_fails_alone(tmp_path):
 def test_a_killed_process_fails_alone_and_is_resumed(tmp_path):
     grid = tiny_grid("train.steps=40", "evaluation.every=40", "checkpoint.every=5", topologies=("pre",), seeds=(0, 1))
 
-    class Killer(Watcher):
+    class Killer(GridWatcher):
         """Kills the first cell's process when it has taken some steps."""
 
         def changed(self, progress):

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from siamesenorm.lab.records import find_runs, read_records
-from siamesenorm.lab.statistics import analyse
-from siamesenorm.lab.student import paired
-from siamesenorm.lab.verdict import short, verdict
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
+from siamesenorm.lab.report.records import find_runs, read_records
+from siamesenorm.lab.report.statistics import analyse
+from siamesenorm.lab.report.student import paired
+from siamesenorm.lab.report.verdict import in_few_words, verdict
 
 from .folders import FACTS, write_grid, write_run
 
@@ -296,7 +296,7 @@ def test_too_little_held_out_gives_no_verdict(tmp_path):
         sentences[0] == "No verdict: 13 held-out tokens are too few to tell topologies apart; it takes 4,096 or more."
     )
     assert not [s for s in sentences if "better" in s or "told apart:" in s]
-    assert short(analysis.best_lr[0], analysis) == "too little was held out to tell"
+    assert in_few_words(analysis.best_lr[0], analysis) == "too little was held out to tell"
 
 
 def test_it_says_how_far_the_learning_rate_goes(tmp_path):

@@ -84,7 +84,7 @@ def test_an_installed_package_brings_its_topology_to_commands_models_and_pairs(p
         "config = LMConfig(vocab_size=16, dim=8, blocks=1, heads=2, ffn_dim=16, topology='half')\n"
         "model = LanguageModel(config, seed=0)\n"
         "model(torch.zeros(1, 4, dtype=torch.long)).logits.sum().backward()\n"
-        "from siamesenorm.interop.errors import InteropError\n"
+        "from siamesenorm.errors import InteropError\n"
         "from siamesenorm.interop.huggingface.exporter import export\n"
         "try:\n    export(model, 'out')\n"
         "except InteropError as error:\n    print(error)\n"

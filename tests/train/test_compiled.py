@@ -13,9 +13,10 @@ from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.models.stack import Block
 from siamesenorm.residual import TOPOLOGIES
 from siamesenorm.train.activations import checkpoint_activations
+from siamesenorm.train.distributed import World
 from siamesenorm.train.parallel import apply_parallelism
 
-from .tiny import TinyRun
+from .tiny import TinyRun, tiny_model
 from .worlds import run_world
 
 BLOCKS = 4
@@ -34,7 +35,7 @@ def model_of(topology: str) -> LanguageModel:
     return LanguageModel(LMConfig(**sizes, topology=topology), seed=0)
 
 
-def train(topology, world=None, checkpointing="none", compiled=True, steps=2):
+def train(topology, world=None, checkpointing="none", compiled=True, steps=2, dtype=torch.float32):
     """Losses of some steps, graphs, graph breaks, and graphs made after the first step."""
     torch._dynamo.reset()
     counters.clear()
@@ -45,7 +46,7 @@ def train(topology, world=None, checkpointing="none", compiled=True, steps=2):
     backend = "aot_eager" if traced else "eager"
     Block.compile = lambda self, **how: original(self, backend=backend, **how)
     try:
-        model = model_of(topology)
+        model = model_of(topology).to(dtype)
         checkpoint_activations(model, checkpointing)
         if world is not None:
             model = apply_parallelism(model, world, compiled=compiled)
@@ -61,16 +62,16 @@ def train(topology, world=None, checkpointing="none", compiled=True, steps=2):
     return losses, graphs, sum(counters["graph_break"].values()), graphs - first
 
 
-def assert_one_graph_a_shape(result, topology, expected):
+def assert_one_graph_a_shape(result, topology, expected, close=1e-4):
     losses, graphs, breaks, later = result
     assert (graphs, breaks, later) == (SHAPES[topology], 0, 0), topology
     for mine, theirs in zip(losses, expected, strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-4), topology
+        assert mine == pytest.approx(theirs, rel=close), topology
 
 
 @functools.cache
-def eager_losses(topology):
-    return train(topology, compiled=False)[0]
+def eager_losses(topology, dtype=torch.float32):
+    return train(topology, compiled=False, dtype=dtype)[0]
 
 
 def test_what_is_kept_selectively_is_in_the_graph():
@@ -104,20 +105,56 @@ def train_all(world, topologies, checkpointing):
     found = {}
     for number, topology in enumerate(topologies):
         compiled = number % world.size == world.rank
-        result = train(topology, world, checkpointing if compiled else "none", compiled)
-        found[topology] = (compiled, *result)
+        kind = checkpointing if compiled else "none"
+        found[topology] = (compiled, *train(topology, world, kind, compiled, dtype=torch.float64))
     return found
 
 
 @pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize(("mode", "checkpointing"), [("fsdp", "sublayer"), ("tp", "none")])
 def test_two_processes(mode, checkpointing, half):
-    """In two halves, so that no test is much longer than others."""
+    """Losses and gradient norms to float64's rounding; in two halves, so that no test is much longer than others."""
     topologies = list(TOPOLOGIES)[half::2]
     results = run_world(2, train_all, topologies, checkpointing, mode=mode, group=2)
     for topology in topologies:
         (result,) = (rest for compiled, *rest in (found[topology] for found in results) if compiled)
-        assert_one_graph_a_shape(result, topology, eager_losses(topology))
+        assert_one_graph_a_shape(result, topology, eager_losses(topology, torch.float64), 1e-9)
+
+
+SPREAD = {"experts": ("fsdp", 2, 1), "siamese": ("ddp", 1, 2)}
+"""Models, and how two processes share them: mode, `ep` and `pp`."""
+
+
+def train_spread(world):
+    """Losses, graphs, graph breaks, and graphs made after the first step, of experts and of a pipeline."""
+    original, found = Block.compile, {}
+    Block.compile = lambda self, **how: original(self, backend="eager", **how)
+    try:
+        for name, (mode, ep, pp) in SPREAD.items():
+            torch._dynamo.reset()
+            counters.clear()
+            places = (world.rank, world.size, world.local_rank, world.local_size)
+            spread = World(*places, None, mode, ep=ep, pp=pp)
+            model = apply_parallelism(tiny_model(name, blocks=BLOCKS, tied=False).double(), spread, compiled=True)
+            run = TinyRun(model, spread, parts=pp)
+            losses, first = run.steps(1), counters["stats"]["unique_graphs"]
+            losses += run.steps(1)
+            graphs = counters["stats"]["unique_graphs"]
+            found[name] = losses, graphs, sum(counters["graph_break"].values()), graphs - first
+    finally:
+        Block.compile = original
+    return found
+
+
+def test_experts_and_pipelines():
+    """A graph for each half of a block around its exchanged experts, with a break between; one graph in a pipeline."""
+    for found in run_world(2, train_spread):
+        for name, (losses, *graphs) in found.items():
+            assert graphs == ([2, 2, 0] if name == "experts" else [1, 0, 0])
+            _, ep, pp = SPREAD[name]
+            one = TinyRun(tiny_model(name, blocks=BLOCKS, tied=False).double(), parts=pp, ranks=ep)
+            for mine, theirs in zip(losses, one.steps(2), strict=True):
+                assert mine == pytest.approx(theirs, rel=1e-9)
 
 
 def test_a_copy_is_not_compiled_and_computes_the_same():

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from closeness import assert_same_but_for_rounding
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.counts import size_of_sublayers
+from siamesenorm.models.lm.generation import generate
 from siamesenorm.residual import siamese
 from siamesenorm.residual.kernels import native
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.distributed import World, check_group
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients, gradient_sync, uniform_groups
 from siamesenorm.train.weights import gather_weights
 
@@ -94,9 +95,10 @@ def shares(world):
 
 def test_sharding_divides_the_weights():
     assert run_world(2, shares, mode="fsdp") == pytest.approx([0.5, 0.5], abs=0.01)
-    sublayers = size_of_sublayers(tiny_model())
-    everything = sum(p.numel() for p in tiny_model().parameters())
-    assert run_world(2, shares, mode="tp") == pytest.approx([1 - sublayers / everything / 2] * 2)
+    model = tiny_model()
+    divided = size_of_sublayers(model) + model.embedding.weight.numel() + model.head.weight.numel()
+    everything = sum(p.numel() for p in model.parameters())
+    assert run_world(2, shares, mode="tp") == pytest.approx([1 - divided / everything / 2] * 2)
 
 
 def made_in_parts(world, names):
@@ -238,3 +240,60 @@ def test_environment_that_is_no_number(monkeypatch):
 def test_groups_of_one_kind_stay_as_they_are():
     parameters = list(tiny_model().parameters())
     assert uniform_groups([{"params": parameters, "lr": 1}]) == [{"params": parameters, "lr": 1}]
+
+
+DIVIDED = [
+    {},
+    {"loss_parallel": False},
+    {"sequence_parallel": False},
+    {"sequence_parallel": True, "loss_parallel": True},
+]
+KINDS = ("none", "full", "sublayer", "selective")
+
+
+def packed(world=None, checkpointing="none", tied=False, **how):
+    """Loss and gradient norm of packed documents with labels that do not count; logits; an answer; in float64."""
+    model = tiny_model("siamese", tied=tied, z_weight=0.01).double()
+    checkpoint_activations(model, checkpointing)
+    model = apply_parallelism(model, world or World(), **how)
+    rows = batch(0)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2]]).expand(len(rows), -1)
+    labels = rows[:, 1:].where(documents.diff(append=documents[:, -1:]) == 0, -100)
+    loss = model(rows[:, :-1], labels=labels, document_ids=documents).loss
+    loss.backward()
+    norm = clip_gradients(model, math.inf)
+    with torch.no_grad():
+        logits = model(rows[:, :7]).logits  # seven tokens, which two processes do not divide
+        hidden = model(rows[:, :6], logits_to_keep=0).hidden
+    answer = generate(model, rows[:2, :3], max_new_tokens=5)
+    return loss.item(), norm.item(), logits, hidden, answer
+
+
+def packed_in(world, cases):
+    found = [packed(world, *case[:2], **case[2]) for case in cases]
+    with pytest.raises(ConfigError) as caught:
+        apply_parallelism(tiny_model(), world)(batch(0)[:, :7], labels=batch(0)[:, 1:8])
+    with pytest.raises(ConfigError) as small:
+        apply_parallelism(tiny_model(vocab_size=1), world, loss_parallel=True)
+    return found, str(caught.value), str(small.value)
+
+
+def test_tokens_and_vocabulary_are_divided_as_if_they_were_not():
+    """Packed documents, ignored labels, all kinds of checkpointing; whoever wants logits or an answer has all of it."""
+    cases = [("none", tied, how) for tied in (False, True) for how in DIVIDED]
+    cases += [(kind, False, {}) for kind in KINDS[1:]]
+    expected = {tied: packed(tied=tied) for tied in (False, True)}
+    for found, odd, small in run_world(2, packed_in, cases, mode="tp"):
+        for case, (loss, norm, logits, hidden, answer) in zip(cases, found, strict=True):
+            assert (loss, norm) == pytest.approx(expected[case[1]][:2], rel=EXACT), case
+            assert_same_but_for_rounding({"": logits}, {"": expected[case[1]][2]}, EXACT)
+            assert_same_but_for_rounding({"": hidden}, {"": expected[case[1]][3]}, EXACT)
+            assert answer == expected[case[1]][4], case
+        assert odd == (
+            "parallel.sequence_parallel: true is not allowed for sequences of 7 tokens; "
+            "2 processes of a tensor group take multiples of 2"
+        )
+        assert small == (
+            "parallel.loss_parallel: true is not allowed; "
+            "model.vocab_size = 1 leaves one of the 2 processes of a tensor group without a token"
+        )

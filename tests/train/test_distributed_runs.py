@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import find_task
 from siamesenorm.train import parallel
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.expert_parallel import experts_of
 from siamesenorm.train.folder import RunFolder, read_metrics
 from siamesenorm.train.loop import train

@@ -1,4 +1,4 @@
-"""What goes wrong in one process before the first step ends all of them, soon, each with one sentence."""
+"""What goes wrong in one process before the first step, or behind the last, ends all of them, soon, with a sentence."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from siamesenorm.cli import main
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks.language import LanguageTask
 from siamesenorm.train import engine, loop, recipes, recorder
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 
 from .small_runs import SMALL
@@ -37,6 +37,7 @@ STAGES = {
     "finding checkpoints": (loop.CheckpointStore, "latest"),
     "writing events": (RunFolder, "event"),
     "opening trackers": (recorder, "open_trackers"),
+    "saving the tokenizer": (LanguageTask, "save_extras"),
 }
 ERRORS = {
     "sentence": ConfigError("field: 'value' is not allowed"),
@@ -70,10 +71,11 @@ def command(rank: int, port: int, folder: Path, stage: str, kind: str | None) ->
     os._exit(code)
 
 
+# Files are the main process's.
 ROWS = [
     (stage, rank, list(ERRORS)[(number + rank) % len(ERRORS)])
     for number, stage in enumerate(STAGES)
-    for rank in ((0,) if STAGES[stage][0] in (RunFolder, recorder) else (number % 2,))  # files are the main one's
+    for rank in ((0,) if STAGES[stage][0] in (RunFolder, recorder) or "saving" in stage else (number % 2,))
 ]
 
 

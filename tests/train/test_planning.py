@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from siamesenorm.cli import main
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.planning import plan as planning
 from siamesenorm.train.planning.hardware import GPUS, Assumptions, assumptions, find_gpu
 from siamesenorm.train.planning.layouts import Layout, given_layout, of_process, possible_layouts, problem_of
@@ -96,23 +96,25 @@ def test_blocks_that_keep_everything_count(kind, every):
 
 
 def sharded_trace(
-    world: World, precision: str, device: str, blocks: int
+    world: World, precision: str, device: str, blocks: int, mode: str = "fsdp", *changes: str
 ) -> tuple[dict[tuple[str, int], int], dict[str, float]]:
-    """Stages and bytes of a step of FSDP2 itself, among eight processes of which seven do not exist."""
+    """Stages and bytes of a step that is really spread, among processes of which only the first exists."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from siamesenorm.train.parallel import apply_parallelism
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    world = World(0, 8, 0, 8, mode="fsdp")
-    config = small("topology=siamese", f"precision={precision}", f"blocks={blocks}")
+    size = 8 if mode == "fsdp" else 2  # both at once would make meshes of tensors without values
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    world = World(0, size, 0, size, mode=mode)
+    config = small("topology=siamese", f"precision={precision}", f"blocks={blocks}", *changes)
     dtype = torch.bfloat16 if precision == "bf16" else None
     model = whole_model(config)
-    assert world.meshes.data.size() == 8
+    assert world.meshes.data.size() == world.data_size
     with shapes_alone(device):
         model.to_empty(device="cpu")
-        spread = apply_parallelism(model, world, dtype=dtype)
+        how = {name: getattr(config.parallel, name) for name in ("sequence_parallel", "loss_parallel")}
+        spread = apply_parallelism(model, world, dtype=dtype, **how)
         ids = torch.zeros(4, 16, dtype=torch.long)
         autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is not None)
         trace = trace_step(spread, lambda model: model(ids, labels=ids).loss, autocast)
@@ -136,12 +138,29 @@ def test_what_sharding_adds_is_what_fsdp_does(precision, device):
     assert told.reduce_scatter == pytest.approx(sent["reduce_scatter"], rel=0.05)
 
 
+@pytest.mark.parametrize(
+    "changes", [(), ("parallel.loss_parallel=false",), ("parallel.sequence_parallel=false",)], ids=str
+)
+def test_tensor_groups_send_and_need_what_is_planned(changes):
+    """Tokens and vocabulary divided or not, in a group of two."""
+    changes = ("parallel.mode=tp", "vocab_size=3000", *changes)
+    ((stages, sent),) = run_world(1, sharded_trace, "fp32", "cpu", 3, "tp", *changes)
+    config = small("topology=siamese", "micro_batch_size=4", "batch_size=4", "blocks=3", *changes)
+    layout = Layout(2, "tp", 4, tensor=2)
+    need = need_of(config, layout, "cpu")
+    assert need.peak - need.weights - need.optimizer == pytest.approx(max(stages.values()), rel=0.1)
+    told = sent_by(config, layout, parts_of(of_process(config, layout)))
+    assert told.all == pytest.approx(sum(sent.values()), rel=0.05)
+
+
 def test_a_process_of_a_tensor_group_has_its_part():
     config = small("topology=pre", "model.heads=4")
     half = of_process(config, Layout(2, "tp", 1, tensor=2))
-    assert (half.model.heads, half.model.ffn_dim, half.model.head_width) == (2, 32, config.model.head_width)
+    assert (half.model.heads, half.model.ffn_dim, half.model.dim_per_head) == (2, 32, config.model.dim_per_head)
     assert parts_of(half).blocks < 0.6 * parts_of(config).blocks
-    assert parts_of(half).root == parts_of(config).root
+    assert parts_of(half).embedding == parts_of(config).embedding / 2
+    whole = of_process(small("topology=pre", "parallel.mode=tp", "loss_parallel=false"), Layout(2, "tp", 1, tensor=2))
+    assert parts_of(whole).root == parts_of(config).root
 
 
 def test_state_by_hand():

@@ -33,6 +33,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe": {"experts": 6, "top_k": 3, "expert_dim": 12, "balance_weight": 0.1, "normalize_top_k": True},
     },
     "hyper": {"topology": "hyper", "norm": "layer", "bias": True, "tied": True, "activation": "gelu"},
+    "learned": {  # positions by table, rows of the vocabulary that do not divide evenly, a loss of log Z
+        "topology": "peri",
+        "vocab_size": 33,
+        "learned_positions": True,
+        "max_length": 16,
+        "z_weight": 0.01,
+    },
     "completep": {"parametrization": "completep", "base_width": 4, "base_depth": 1},  # deeper and wider
 }
 

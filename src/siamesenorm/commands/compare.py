@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +13,11 @@ from siamesenorm.commands.completion import (
     complete_recipe_or_field,
     complete_topologies,
 )
-from siamesenorm.commands.report import Baseline, Figures, Metric, Open, show_result
+from siamesenorm.commands.findings import show_findings
+from siamesenorm.commands.options import Baseline, Engine, Figures, Jobs, Metric, Open
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-PRESETS = ("lr", "depth", "warmup", "ablation", "arithmetic")
+PRESETS = ("lr", "depth", "warmup", "ablation", "arithmetic", "streams")
 SHOWN = 5
 """Failed cells that are named."""
 
@@ -118,12 +117,8 @@ def compare(
     text: Annotated[
         Path | None, typer.Option(help="A text, or a folder of them, to train on.", metavar="FILE", show_default=False)
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time; by default one a GPU or core.", show_default=False)
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="Where cells run: local, or ray for a Ray cluster (extra: ray).", metavar="NAME")
-    ] = "local",
+    jobs: Jobs = None,
+    engine: Engine = "local",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -145,33 +140,20 @@ def compare(
     """
     from rich.console import Console
 
-    from siamesenorm.lab.compare import make_grid, prepare_text
-    from siamesenorm.lab.comparison import default_folder, run_grid
-    from siamesenorm.lab.export import parse_formats
-    from siamesenorm.lab.grafts import open_source
-    from siamesenorm.lab.model_file import open_model_file
-    from siamesenorm.lab.outcome import read_comparison
-    from siamesenorm.lab.own_model import own_recipe
-    from siamesenorm.lab.presets import find_preset
-    from siamesenorm.tasks.own import given
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.lab.comparison import ask
+    from siamesenorm.lab.report.paper_figures import parse_formats
 
     recipe, fields = recipe_of(recipe, fields or [])
-    if model is not None and (recipe is not None or preset is not None):
-        raise ConfigError(f"--model: {model!r} is not allowed with a recipe or preset; it takes the place of both")
-    chosen = None if preset is None else find_preset(preset)
-    metric = metric if chosen is None or metric is not None else chosen.metric
     formats = () if figures is None else parse_formats(figures)
-    own = None if model is None else open_model_file(model)
-    if own is not None and text is not None:
-        own = dataclasses.replace(own, data=text)
-    folder = out or default_folder(preset, model if recipe is None else Path(recipe).stem)
-    source = None if graft is None else open_source(graft)
-    if source is not None and own is not None:
-        raise ConfigError(f"--graft: {str(graft)!r} is not allowed with --model, whose weights are its own")
-    make = functools.partial(
-        make_grid,
-        recipe=recipe if own is None else own_recipe(own, str(model)),
+    question = ask(
+        recipe=recipe,
+        model=model,
+        graft=graft,
+        text=text,
+        preset=preset,
+        folder=out,
+        metric=metric,
+        baseline=baseline,
         topologies=topologies or (),
         lrs=lrs or (),
         seeds=seeds or (),
@@ -179,47 +161,17 @@ def compare(
         parameters=parameters or (),
         sets=[*(set_ or ()), *fields],
         depths=depths or (),
-        preset=chosen,
-        source=source,
-        out=folder,
     )
-    asked = make()
-    task = asked.cells()[0].config.task  # what is wrong is said before a text is prepared
-    if text is not None and own is None and task != "language":
-        raise ConfigError(f"--text: {str(text)!r} is not allowed; the recipe is one of {task}, not of language")
+    console = Console()
     if dry_run:
-        from siamesenorm.lab.compare import open_engine
-        from siamesenorm.lab.dry_run import dry_run as try_out
-
-        console = Console()
-        with given(own):
-            grid = asked if text is None or own is not None else make(data=text)
-            for part in try_out(grid, folder, open_engine(engine, jobs, model)):
-                console.print(part, soft_wrap=True) if isinstance(part, str) else console.print(part)
+        for part in question.dry_run(engine, jobs):
+            console.print(part, soft_wrap=True) if isinstance(part, str) else console.print(part)
         return
-
-    def readable(text: Path) -> Path:
-        """Prepared; tokens of a trained model are its tokenizer's, which reads the text as it is."""
-        return prepare_text(text, folder) if source is None else text.resolve()
-
-    with given(own):
-        prepared, complete = run_grid(
-            asked,
-            folder,
-            metric=metric,
-            baseline=baseline,
-            engine=engine,
-            jobs=jobs,
-            console=Console(),
-            prepare=None if text is None or own is not None else lambda: make(data=readable(text)),
-            model=model,
-            source=source,
-        )
+    prepared, complete = question.run(engine, jobs, console)
     for progress in prepared.failed[:SHOWN]:
         typer.echo(f"siamesenorm: {progress.folder}: {progress.message}", err=True)
     if prepared.done:
-        found = read_comparison(prepared.done, folder, metric=metric, baseline=baseline, preset=chosen)
-        show_result(found, formats=formats, show=show)
+        show_findings(question.read(prepared, complete), formats=formats, browser=show)
     if not complete:
         typer.echo("interrupted and saved; the same command goes on from here", err=True)
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -229,7 +181,7 @@ def compare(
 
 def recipe_of(recipe: str | None, fields: list[str]) -> tuple[str | None, list[str]]:
     """The recipe, which may stand before the fields as it does for train, and the fields."""
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
 
     if not fields or "=" in fields[0]:
         return recipe, fields

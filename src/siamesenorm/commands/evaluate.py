@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import math
-import shlex
-import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from siamesenorm.commands.device import Device, Precision, computing
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
 
-    from siamesenorm.interop.harness import Loaded, TaskScore
-    from siamesenorm.interop.perplexity import TextScore
-    from siamesenorm.tasks.sharing import Sharing
-    from siamesenorm.train.inference import Inference
+    from siamesenorm.lab.evaluation import LanguageEvaluation, RunEvaluation
+    from siamesenorm.tasks.confusion import Confusion
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PARALLEL = ("fsdp", "tp")
-PERPLEXITIES = ("bits_per_byte", "byte_perplexity", "token_perplexity", "word_perplexity", "nats_per_token")
+MOST_COLUMNS = 16
+"""Classes up to which the whole confusion table is shown."""
 
 
 def evaluate(
@@ -87,17 +80,14 @@ def evaluate(
         from rich.console import Console
 
         from siamesenorm.data.atomic import check_output, write_json
-        from siamesenorm.interop import harness
-        from siamesenorm.interop.errors import InteropError
-        from siamesenorm.interop.perplexity import check_stride
-        from siamesenorm.tasks.harness_tasks import resolve_tasks
+        from siamesenorm.errors import InteropError
         from siamesenorm.train.trained import check_task
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     if output is not None:
         check_output(output, "output")
     if dtype not in DTYPES:
-        raise InteropError(f"dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
+        raise InteropError.not_allowed("dtype", dtype, DTYPES)
     is_run = (checkpoint / "config.yaml").is_file()
     if not is_run and not (checkpoint / "config.json").is_file():
         there = "is not there" if not checkpoint.exists() else "is neither a run nor a folder with a config.json in it"
@@ -116,147 +106,58 @@ def evaluate(
         raise InteropError(f"--parallel: {parallel!r} is not allowed; {allowed}")
     with computing(device, precision, parallel) as place:
         console = Console(quiet=not place.is_main)
-        if alone:
-            with loading():
-                from siamesenorm.commands.evaluate_run import evaluate_run
-            evaluate_run(console, checkpoint, output, place, spread=parallel is not None)
-            return
         with loading():
-            harness.require_eval(tasks=bool(names))
-        names = resolve_tasks(names)
-        texts = [(path, read_text(path)) for path in text or []]
-        started = time.time()
-        if is_run:
-            loaded = load_run(checkpoint, place.device, dtype)
+            from siamesenorm.lab.evaluation import evaluate_language, evaluate_run
+        found: RunEvaluation | LanguageEvaluation
+        if alone:
+            found = evaluate_run(checkpoint, place, spread=parallel is not None)
+            show_run(console, found)
         else:
-            trusted = {"trust_remote_code": trust_remote_code}
-            loaded = harness.load_checkpoint(checkpoint, device=place.device, dtype=dtype, **trusted)
-        length = min(window or loaded.max_length, loaded.max_length)
-        stride = check_stride(length, stride)
-        with place.autocast():
-            scores = scored_tasks(loaded, names, limit, batch_size, place) if names else []
-            measured = [
-                (path, measure(console, loaded, path, content, length, stride, batch_size, place.sharing))
-                for path, content in texts
-            ]
-        show(console, scores, measured)
-        if output is None or not place.is_main:
-            return
-        settings: dict[str, Any] = {
-            "limit": limit,
-            "batch_size": batch_size,
-            "window": length,
-            "stride": stride,
-            "device": str(loaded.model.device),
-            "dtype": str(loaded.model.dtype).removeprefix("torch."),
-            "precision": precision,
-            "processes": place.world.size,
-        }
-        result = {
-            "command": shlex.join(["siamesenorm", *sys.argv[1:]]),
-            "checkpoint": str(checkpoint),
-            "versions": harness.versions(),
-            "settings": settings,
-            "config": loaded.model.config.to_dict(),
-            "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
-            "tasks": {score.task: vars(score) for score in scores},
-            "texts": {str(path): text_json(score) for path, score in measured},
-            "seconds": round(time.time() - started, 3),
-        }
-        write_json(output, json.loads(json.dumps(result, default=str)))
-        console.print(f"[dim]written to {output}[/dim]")
+            found = evaluate_language(
+                checkpoint,
+                place,
+                tasks=names,
+                texts=text or (),
+                limit=limit,
+                batch_size=batch_size,
+                window=window,
+                stride=stride,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                console=console,
+            )
+            show_language(console, found)
+        if output is not None and place.is_main:
+            write_json(output, found.as_json())
+            console.print(f"[dim]written to {output}[/dim]")
 
 
-def scored_tasks(
-    loaded: Loaded, names: list[str], limit: int | None, batch_size: int, place: Inference
-) -> list[TaskScore]:
-    """The harness' figures; the bars that it draws are the main process's."""
-    import contextlib
-    import os
-
-    from siamesenorm.interop.harness import run_tasks
-
-    with contextlib.ExitStack() as stack:
-        if not place.is_main:
-            stack.enter_context(contextlib.redirect_stderr(stack.enter_context(open(os.devnull, "w"))))
-        return run_tasks(loaded, names, limit=limit, batch_size=batch_size, sharing=place.sharing)
+def show_run(console: Console, found: RunEvaluation) -> None:
+    """Every number, what it was measured on, and which classes are mixed up."""
+    show_metrics(console, found.metrics)
+    sizes = " and ".join(f"{size:,} {of}" for of, size in found.sizes.items())
+    console.print(f"measured on {sizes}", style="dim")
+    if found.confusion is not None:
+        show_confusion(console, found.confusion)
 
 
-def load_run(folder: Path, device: torch.device, dtype: str) -> Loaded:
-    """The model of a language run as the harness takes it; it need not be exported first."""
-    import torch
-
-    from siamesenorm.interop.harness import Loaded
-    from siamesenorm.interop.huggingface import from_language_model
-    from siamesenorm.interop.huggingface.tokenizer import for_transformers
-    from siamesenorm.train.trained import open_language_model
-
-    trained = open_language_model(folder)
-    limit, size = trained.model.config.max_length, trained.model.config.vocab_size
-    model = from_language_model(trained.model).to(device, None if dtype == "auto" else getattr(torch, dtype))
-    return Loaded(model, for_transformers(trained.tokenizer, size), limit)
-
-
-def read_text(path: Path) -> str:
-    """A file's text, or one sentence about why there is none."""
-    from siamesenorm.data import reading
-    from siamesenorm.interop.errors import InteropError
-
-    content = reading.read_text(path, "text")
-    if not content:
-        raise InteropError(f"text: {str(path)!r} is empty")
-    return content
-
-
-def measure(
-    console: Console,
-    loaded: Any,
-    path: Path,
-    content: str,
-    window: int,
-    stride: int,
-    batch_size: int,
-    sharing: Sharing,
-) -> TextScore:
-    """A text's score, with a progress bar meanwhile."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from siamesenorm.interop.perplexity import score_text
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal or console.quiet) as bar:
-        row = bar.add_task(f"{path.name}, windows", total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(row, completed=done, total=total)
-
-        return score_text(
-            loaded.model,
-            loaded.tokenizer,
-            content,
-            window=window,
-            stride=stride,
-            batch_size=batch_size,
-            progress=progress,
-            sharing=sharing,
-        )
-
-
-def show(console: Console, scores: list[TaskScore], measured: list[tuple[Path, TextScore]]) -> None:
+def show_language(console: Console, evaluated: LanguageEvaluation) -> None:
     """One table for all figures."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    from siamesenorm.lab.evaluation import PERPLEXITIES
+    from siamesenorm.terminal import plain_table
+
+    table = plain_table()
     table.add_column("task or text", style="bold cyan", overflow="fold")
     table.add_column("metric", no_wrap=True)
     for name in ("value", "±", "n"):
         table.add_column(name, justify="right", no_wrap=True)
-    for score in scores:
+    for score in evaluated.scores:
         for number, (metric, value) in enumerate(score.metrics.items()):
             name, count = (score.task, f"{score.samples}") if number == 0 else ("", "")
             table.add_row(Text(name), metric, figure(value), figure(score.stderr.get(metric)), count)
-    for path, found in measured:
+    for path, found in evaluated.texts:
         for number, metric in enumerate(PERPLEXITIES):
             name, count = (path.name, f"{found.tokens} tokens") if number == 0 else ("", "")
             spread = found.stderr if metric == "nats_per_token" else None
@@ -272,7 +173,47 @@ def figure(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
-def text_json(score: TextScore) -> dict[str, Any]:
-    """A text's figures and what they were made of; JSON has no infinity."""
-    found = {**vars(score), **{name: getattr(score, name) for name in PERPLEXITIES}}
-    return {name: value if value is None or math.isfinite(value) else None for name, value in found.items()}
+def show_metrics(console: Console, metrics: dict[str, float]) -> None:
+    """One row a number."""
+    from rich.text import Text
+
+    from siamesenorm.terminal import unnamed_table
+
+    table = unnamed_table()
+    table.add_column(style="bold cyan")
+    table.add_column(justify="right")
+    for name, value in metrics.items():
+        table.add_row(Text(name), f"{value:.4f}")
+    console.print(table)
+
+
+def show_confusion(console: Console, confusion: Confusion) -> None:
+    """Accuracy by class with the whole table where it is narrow, else the worst classes; then what is mixed up most."""
+    from rich.table import Table
+    from rich.text import Text
+
+    names, whole = confusion.class_names, len(confusion.class_names) <= MOST_COLUMNS
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("class", style="bold cyan", no_wrap=True)
+    table.add_column("accuracy", justify="right")
+    table.add_column("images", justify="right")
+    for number in range(len(names) if whole else 0):
+        table.add_column(str(number), justify="right", style="dim")
+    shares = confusion.by_class()
+    rows = list(enumerate(shares.items()))
+    if not whole:
+        rows = sorted(rows, key=lambda row: 2.0 if row[1][1] is None else row[1][1])[:MOST_COLUMNS]
+    for number, (name, share) in rows:
+        counts = confusion.counts[number]
+        cells = [
+            Text("·" if not count else f"{int(count)}", style="green" if column == number else "red" if count else "")
+            for column, count in enumerate(counts if whole else ())
+        ]
+        title = f"{number} {name}" if name != str(number) else name
+        table.add_row(Text(title), "–" if share is None else f"{share:.1%}", f"{int(counts.sum())}", *cells)
+    heading = "rows: true class; columns: what it was taken for" if whole else "the classes told worst"
+    console.print(Text(f"\n{heading}", style="dim"))
+    console.print(table)
+    if mistakes := confusion.mistakes(5):
+        confused = ", ".join(f"{true} for {taken} ({count})" for true, taken, count in mistakes)
+        console.print(Text(f"\nmost often mistaken: {confused}", style="dim"))

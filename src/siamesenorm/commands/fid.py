@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from siamesenorm.commands.device import Device, Precision, computing
+from siamesenorm.commands.options import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +69,7 @@ def fid(
         Path | None,
         typer.Option(metavar="DIR", help="Where classifiers and statistics are kept.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare generated images with real ones: FID, sFID, Inception score, precision and recall.
 
@@ -80,10 +81,10 @@ def fid(
     with loading():
         from rich.console import Console
 
-        from siamesenorm.data.errors import DataError
+        from siamesenorm.errors import DataError
         from siamesenorm.tasks.fidelity.classifier import default_cache
+        from siamesenorm.tasks.fidelity.image_batches import open_pictures
         from siamesenorm.tasks.fidelity.measure import compare, describe, recognised
-        from siamesenorm.tasks.fidelity.pictures import open_pictures
         from siamesenorm.tasks.fidelity.references import check_target, write_reference
         from siamesenorm.tasks.fidelity.sources import check_split, open_network, open_reference
 

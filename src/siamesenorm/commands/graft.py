@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from siamesenorm.commands.completion import complete_topology
-
-CERTIFICATE = "graft.json"
-ROW = 256
+from siamesenorm.commands.options import RemoteCode
 
 
 def graft(
@@ -70,9 +66,7 @@ def graft(
     tokens: Annotated[int, typer.Option(help="Of the text, so many at most.", min=2)] = 2048,
     bound: Annotated[float, typer.Option(help="Largest KL in fp32, in nats; above it nothing is written.")] = 1e-6,
     force: Annotated[bool, typer.Option("--force", help="Write all the same.")] = False,
-    remote_code: Annotated[
-        bool, typer.Option(help="Put the code beside it that transformers loads without this package.")
-    ] = True,
+    remote_code: RemoteCode = True,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier graft, import or export, and nothing else.")
     ] = False,
@@ -85,128 +79,29 @@ def graft(
     with: step, schedule, data and moments are kept. Where no setting computes the same, gains are calibrated and
     regressed on the text, with the KL behind every stage; --ramp then begins with the source's function all the same.
     """
-    import json
-
-    from siamesenorm.models.lm.grafting import certify
-    from siamesenorm.models.lm.transplant import transplant
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
+    from siamesenorm.lab.grafting import certified_graft, open_model_to_graft
 
     if not bound >= 0:
-        raise ConfigError(f"--bound: {bound} is not allowed; it takes a number from 0")
+        raise ConfigError.not_allowed("--bound", bound, "a number from 0")
     if qk_norm not in (None, "head", "projection"):
-        raise ConfigError(f"--qk-norm: {qk_norm!r} is not allowed; it takes head or projection")
-    opened = open_source(source, at)
-    live = opened.live
-    check_place(opened, target, overwrite)
-    ids, of = certificate_tokens(opened.model, opened.tokenizer, text, tokens)
-    options: dict[str, Any] = {"ramp": ramp, "qk_norm": qk_norm, "regression": regress}
-    made = transplant(opened.model, to, ids, start=0 if live is None else live.step, **options)
-    certificate: dict[str, Any] = {
-        "source": str(source),
-        "topology": made.model.config.topology,
-        "text": of,
-        "bound": bound,
-    }
-    certificate |= {} if live is None else {"step": live.step}
-    if made.stages:
-        certificate |= {"stages": {name: asdict(stage) for name, stage in made.stages.items()}, "kept": made.kept}
-    certificate |= certify(opened.model, made.model, ids)
-    for line in in_words(certificate):
+        raise ConfigError.not_allowed("--qk-norm", qk_norm, "head or projection")
+    opened = open_model_to_graft(source, at)
+    opened.check_target(target, overwrite)
+    made = certified_graft(opened, to, text, tokens, bound, ramp=ramp, qk_norm=qk_norm, regression=regress)
+    for line in in_words(made.certificate):
         typer.echo(line)
-    if not certificate["fp32"]["largest_kl"] <= bound and not force:
-        blending = "; --ramp STEPS begins with the source's function" if made.stages and ramp is None else ""
+    if not made.largest_kl <= bound and not force:
+        blending = "; --ramp STEPS begins with the source's function" if made.made.stages and ramp is None else ""
         raise ConfigError(
-            f"--bound: the largest KL {certificate['fp32']['largest_kl']:.3g} is above {bound:g}; nothing is written "
-            f"without --force{blending}"
+            f"--bound: the largest KL {made.largest_kl:.3g} is above {bound:g}; nothing is written without "
+            f"--force{blending}"
         )
-    beside = {CERTIFICATE: json.dumps(certificate, indent=2) + "\n"}
-    if live is not None:
-        averaged = made.again(live.averaged_model()) if live.averaged else None
-        live.go_on_as(made.model, made.carried, target, averaged=averaged, beside=beside)
-        typer.echo(f"{target}: stands at step {live.step}; siamesenorm train {target} goes on")
-        return
-    from siamesenorm.interop.huggingface import export
-
-    options = {"remote_code": remote_code, "overwrite": overwrite, "generation": opened.generation}
-    export(made.model, target, tokenizer=opened.tokenizer, beside=beside, **options)
-    typer.echo(str(target))
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is to be grafted."""
-
-    folder: Path
-    model: Any
-    tokenizer: Any
-    generation: Any = None
-    live: Any = None
-    """The run that is to go on, where it is one."""
-
-
-def open_source(folder: Path, at: int | None) -> Source:
-    """The model of a folder or GGUF file, and whether it is that of a run which goes on."""
-    from siamesenorm.language_folder import is_model, model_of
-    from siamesenorm.train.errors import ConfigError
-    from siamesenorm.train.folder import RunFolder
-    from siamesenorm.train.live_graft import open_live
-    from siamesenorm.train.trained import open_language_model, run_tokenizer
-
-    if is_model(folder):
-        from siamesenorm.interop.pretrained.convert import their_generation, their_tokenizer
-
-        if at is not None:
-            raise ConfigError(f"--at: {at} is not allowed; {str(folder)!r} is a model and no run")
-        return Source(folder, model_of(folder, "source"), their_tokenizer(folder), their_generation(folder))
-    run = RunFolder(folder)
-    if run.exists and (at is not None or run.status().get("state") != "finished"):
-        live = open_live(folder, at)
-        return Source(folder, live.model, run_tokenizer(folder, live.config), live=live)
-    trained = open_language_model(folder)
-    return Source(folder, trained.model, trained.tokenizer)
-
-
-def check_place(source: Source, target: Path, overwrite: bool) -> None:
-    """Raise where DST cannot be written, before there is work that would be lost."""
-    from siamesenorm.interop.staging import check_target
-    from siamesenorm.train.errors import ConfigError
-
-    if target.resolve().is_relative_to(source.folder.resolve()):
-        raise ConfigError(f"target: {str(target)!r} is not allowed; it lies in the source, which stays as it is")
-    if source.live is None:
-        check_target(target, overwrite)
-    elif os.path.lexists(target):
-        raise ConfigError(f"target: {str(target)!r} is there already; a run takes a new folder")
-
-
-def certificate_tokens(model: Any, tokenizer: Any, text: Path | None, tokens: int) -> tuple[Any, str]:
-    """Rows of tokens to certify on, and what they are."""
-    import torch
-
-    from siamesenorm.data.reading import read_text
-    from siamesenorm.data.sources import embedded_documents
-    from siamesenorm.train.errors import ConfigError
-
-    width = min(ROW, model.config.max_length, tokens)
-    if tokenizer is None:
-        if text is not None:
-            raise ConfigError("--text: the source has no tokenizer to read it with; without --text tokens are random")
-        drawn = torch.randint(model.config.vocab_size, (-(-tokens // width), width), generator=seeded())
-        return drawn, "random tokens"
-    words = "\n".join(embedded_documents("python-docs", "validation")) if text is None else read_text(text, "--text")
-    ids = torch.tensor(list(tokenizer.encode(words[: 16 * tokens]))[:tokens])
-    if len(ids) < 2:
-        raise ConfigError(f"--text: {len(ids)} tokens are too few; it takes 2 at least")
-    width = min(width, len(ids))
-    rows = ids[: len(ids) // width * width].view(-1, width)
-    return rows, "python-docs" if text is None else str(text)
-
-
-def seeded() -> Any:
-    """Random numbers that are the same every time."""
-    import torch
-
-    return torch.Generator().manual_seed(0)
+    made.write(target, remote_code=remote_code, overwrite=overwrite)
+    if opened.live is None:
+        typer.echo(str(target))
+    else:
+        typer.echo(f"{target}: stands at step {opened.live.step}; siamesenorm train {target} goes on")
 
 
 def in_words(certificate: dict[str, Any]) -> list[str]:

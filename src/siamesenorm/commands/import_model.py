@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-DTYPES = ("float32", "bfloat16", "float16")
+from siamesenorm.commands.options import DTYPES, RemoteCode
 
 
 def import_model(
@@ -23,9 +23,7 @@ def import_model(
     tokenizer: Annotated[
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Bring its tokenizer along, or leave it behind.")
     ] = True,
-    remote_code: Annotated[
-        bool, typer.Option(help="Put the code beside it that transformers loads without this package.")
-    ] = True,
+    remote_code: RemoteCode = True,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier import or export, and nothing else.")
     ] = False,
@@ -36,18 +34,15 @@ def import_model(
     """
     import torch
 
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
 
     if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"--dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
+        raise ConfigError.not_allowed("--dtype", dtype, DTYPES)
     try:
         from siamesenorm.interop.huggingface import SiameseNormConfig  # noqa: F401  # says what is missing
         from siamesenorm.interop.pretrained import convert
     except ImportError as error:
-        raise ConfigError(
-            f"import: it needs the package {(error.name or 'transformers').partition('.')[0]!r}; "
-            f"install it with pip install 'siamesenorm[hf]'"
-        ) from None
+        raise ConfigError.missing_package("import: it", error.name or "transformers", "hf") from None
     weights = None if dtype is None else getattr(torch, dtype)
     convert(source, target, dtype=weights, tokenizer=tokenizer, remote_code=remote_code, overwrite=overwrite)
     typer.echo(str(target))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from siamesenorm.commands.completion import complete_field
+from siamesenorm.commands.options import Open
 
 FOLDER = "inspection"
 MOST_TOKENS = 2**20
@@ -68,14 +69,14 @@ def inspect(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON; files are written only where --out says so.")
     ] = False,
-    show: Annotated[bool, typer.Option("--open", help="Show the report in a browser.")] = False,
+    show: Open = False,
 ) -> None:
     """Look inside a trained model: norms, gradients, who wrote what is read, logit lens, removals, activations."""
     from rich.console import Console
 
-    from siamesenorm.lab.inspection.errors import InspectionError
+    from siamesenorm.errors import InspectionError
+    from siamesenorm.lab.inspection.looking import look_inside
     from siamesenorm.lab.inspection.terminal import show as show_tables
-    from siamesenorm.lab.looking import look_inside
 
     for folder in (out, out.parent if out is not None else None):
         if folder is not None and folder.exists() and not folder.is_dir():
@@ -95,9 +96,9 @@ def inspect(
     for option, given in (("--widths", widths), ("--depths", depths)):
         if given != "1,2,4":
             raise InspectionError(f"{option}: {given!r} is not allowed without --coordinates")
-    from siamesenorm.lab.inspection.source import open_source
+    from siamesenorm.lab.inspection.source import open_inspected
 
-    source = open_source(run, text, tokens)
+    source = open_inspected(run, text, tokens)
     found = look_inside(source, removal, Console(stderr=True))
     if as_json:
         typer.echo(found.to_json(), nl=False)
@@ -105,7 +106,7 @@ def inspect(
         show_tables(Console(), found)
     if not writes:
         return
-    from siamesenorm.lab.inspection.report import write_report
+    from siamesenorm.lab.inspection.page import write_report
 
     try:
         written = write_report(found, out or default_folder(run, str(source.facts["kind"])))
@@ -130,32 +131,20 @@ def check(
 ) -> None:
     """The coordinate check of a recipe, shown and written as an inspection is."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from siamesenorm.errors import InspectionError
     from siamesenorm.lab.inspection.coordinates_report import check_recipe, parse_multiples, show, write_coordinates
-    from siamesenorm.lab.inspection.errors import InspectionError
-    from siamesenorm.train.provenance import command, machine_facts
+    from siamesenorm.terminal import progress_bar
 
     widths, depths = (parse_multiples(*each) for each in zip(multiples, ("--widths", "--depths"), strict=True))
     if max(len(widths), len(depths)) < 2:
         raise InspectionError(
             f"--widths: {multiples[0]!r} is not allowed with --depths {multiples[1]!r}; one takes two sizes"
         )
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("models", total=None)
+    with progress_bar(Console(stderr=True), "models") as progress:
         found = check_recipe(
-            recipe,
-            overrides,
-            widths=widths,
-            depths=depths,
-            steps=steps,
-            seeds=seeds,
-            progress=lambda done, of: bar.update(task, completed=done, total=of),
+            recipe, overrides, widths=widths, depths=depths, steps=steps, seeds=seeds, progress=progress
         )
-    facts = {"recipe": recipe, "overrides": list(overrides), "command": command(), **machine_facts()}
-    found = found.model_copy(update={"source": facts})
     if as_json:
         typer.echo(found.to_json(), nl=False)
     else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from siamesenorm.commands.completion import complete_model, complete_topology
+from siamesenorm.commands.options import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,14 +36,14 @@ def models(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the model presets with their parameters, FLOPs and memory, or explain one."""
     from rich.console import Console
 
+    from siamesenorm.errors import ConfigError
     from siamesenorm.models.families import FAMILIES
     from siamesenorm.residual import Residual
-    from siamesenorm.train.errors import ConfigError
 
     changes = {} if topology is None else {"topology": topology}
     if topology is not None:
@@ -78,10 +79,11 @@ def describe(name: str, changes: dict[str, Any]) -> dict[str, Any]:
 
 def show_table(console: Console, described: list[dict[str, Any]]) -> None:
     """One row a preset."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    from siamesenorm.terminal import plain_table
+
+    table = plain_table()
     table.add_column("name", style="bold cyan", no_wrap=True)
     for column in ("shape", "parameters", "active", "FLOPs", "training state"):
         table.add_column(column, no_wrap=True, justify="right")

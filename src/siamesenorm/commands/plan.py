@@ -8,26 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from siamesenorm.commands.completion import complete_field, complete_recipe, complete_topology
+from siamesenorm.commands.completion import complete_field, complete_topology
+from siamesenorm.commands.options import Json, Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from siamesenorm.train.planning.plan import Choice, Plan
+    from siamesenorm.train.planning.plan import LayoutChoice, Plan
 
 GIB = 2**30
 
 
 def plan(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A name that `siamesenorm recipes` lists, a YAML file, or the folder of a run.",
-            autocompletion=complete_recipe,
-            show_default=False,
-        ),
-    ],
+    recipe: Recipe,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -55,7 +48,7 @@ def plan(
         ),
     ] = None,
     show: Annotated[int, typer.Option(min=1, max=1000, help="Layouts to show.")] = 12,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say which layouts of a run fit into so many GPUs, how long a step would take there, and what to type.
 
@@ -86,7 +79,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def as_data(found: Plan, shown: list[Choice], to_type: str | None) -> dict[str, object]:
+def as_data(found: Plan, shown: list[LayoutChoice], to_type: str | None) -> dict[str, object]:
     """A plan as plain data; sizes in bytes, times in seconds."""
     config, given, nearest = found.config, found.given, found.too_large
     return {
@@ -103,11 +96,11 @@ def as_data(found: Plan, shown: list[Choice], to_type: str | None) -> dict[str, 
     }
 
 
-def show_table(console: Console, found: Plan, shown: list[Choice]) -> None:
+def show_table(console: Console, found: Plan, shown: list[LayoutChoice]) -> None:
     """One row a layout; memory in GiB."""
-    from rich.table import Table
+    from siamesenorm.terminal import plain_table
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("layout", style="bold cyan", no_wrap=True)
     for column in ("micro", "parts", "recompute"):
         table.add_column(column, no_wrap=True, justify="right")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from siamesenorm.commands.device import Device, Precision, computing
+from siamesenorm.commands.options import Json
 
 
 def predict(
@@ -25,17 +26,17 @@ def predict(
         typer.Argument(metavar="IMAGE…", help="Image files (png, jpg, …) or .npy arrays of bytes.", show_default=False),
     ],
     top: Annotated[int, typer.Option(min=1, max=1000, help="How many of the likeliest classes are shown.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Images looked at together.")] = 64,
     device: Device = None,
     precision: Precision = "fp32",
 ) -> None:
     """Tell what images show, with the likeliest classes and their probabilities; torchrun's processes share them."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from siamesenorm.loading import loading
+    from siamesenorm.terminal import unnamed_table
 
     with loading():
         from siamesenorm.lab.prediction import open_classifier, read_image
@@ -55,7 +56,7 @@ def predict(
         ]
         typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
         return
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = unnamed_table()
     table.add_column(overflow="fold", style="bold cyan")
     for name, answer in zip(names, answers, strict=True):
         best, *others = [f"{label} {share:.1%}" for label, share in answer]

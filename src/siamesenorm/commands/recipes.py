@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from siamesenorm.commands.completion import complete_field, complete_recipe
+from siamesenorm.commands.options import Json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,7 @@ def recipes(
         ),
     ] = None,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print it as a recipe of your own.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the training recipes, or show one with every field, its meaning and what it allows."""
     from rich.console import Console
@@ -65,14 +66,14 @@ def recipes(
 
 def show_table(console: Console, resolved: dict[str, RunConfig]) -> None:
     """One row a recipe, task by task."""
-    from rich.table import Table
     from rich.text import Text
 
     from siamesenorm.tasks import TASKS
+    from siamesenorm.terminal import unnamed_table
 
     widest = max(map(len, resolved))
     for task in TASKS:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        table = unnamed_table()
         table.add_column(style="bold cyan", no_wrap=True, min_width=widest)
         table.add_column(no_wrap=True, justify="right", min_width=len("400,000 steps"))
         table.add_column(style="dim")

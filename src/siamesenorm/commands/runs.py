@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from siamesenorm.commands.options import Json
+
 STYLES = {"finished": "green", "diverged": "red", "failed": "red", "interrupted": "yellow", "running": "cyan"}
 
 
@@ -16,22 +18,21 @@ def runs(
         list[Path] | None,
         typer.Argument(metavar="[FOLDER…]", help="Runs, grids, or folders that hold some.", show_default="runs"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List runs: topology, learning rate, seed, state, steps and losses."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    from siamesenorm.lab.records import find_runs
+    from siamesenorm.lab.report.records import find_runs
+    from siamesenorm.terminal import plain_table
 
     rows = [row_of(folder) for folder in find_runs(folders or [Path("runs")])]
     if as_json:
         typer.echo(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for number, header in enumerate(("run", "topology", "state", "lr", "seed", "step", "loss", "held out", "when")):
-        table.add_column(header, justify="left" if number < 3 else "right", overflow="fold")
+    headers = ("run", "topology", "state", "lr", "seed", "step", "loss", "held out", "when")
+    table = plain_table(*headers, words=3, overflow="fold")
     for row in rows:
         steps = f"{row['step']}" + ("" if row["steps"] is None else f"/{row['steps']}")
         texts = [_shown(row[name], ".4f") for name in ("loss", "held_out")]
@@ -44,7 +45,7 @@ def runs(
 
 def row_of(folder: Path) -> dict[str, Any]:
     """One run; of one whose configuration cannot be read, what its status says."""
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
     from siamesenorm.train.folder import RunFolder
 
     run = RunFolder(folder)

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from siamesenorm.commands.device import Device, Precision, computing
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from siamesenorm.lab.sampling import Decode, Generator
-    from siamesenorm.tasks.diffusion.pictures import Images
-    from siamesenorm.tasks.diffusion.sampling import Sampler
-    from siamesenorm.train.inference import Inference
-
-FRAMES = 10
-"""Pictures of a filmstrip, from noise to the sample."""
-GRID_BYTES = 2**26
-"""Of the images of a grid; of more samples the first ones of each class are shown."""
 
 
 def sample(
@@ -72,15 +55,16 @@ def sample(
     with loading():
         import numpy as np
 
+        from siamesenorm.errors import ConfigError
+        from siamesenorm.lab.sample_batches import SampleBatches
         from siamesenorm.lab.sampling import arranged, open_generator
-        from siamesenorm.tasks.diffusion.pictures import grid, save_png
-        from siamesenorm.tasks.diffusion.sampling import Sampler, usual_sampler
-        from siamesenorm.train.errors import ConfigError
+        from siamesenorm.tasks.diffusion.sample_grid import grid, save_png
+        from siamesenorm.tasks.diffusion.sampling import Sampler, default_sampler
 
     _check_targets(out, filmstrip, individually)
     with computing(device, precision) as place:
         generator = open_generator(run)
-        name: Any = sampler or usual_sampler(generator.process)
+        name: Any = sampler or default_sampler(generator.process)
         made = Sampler(name, steps, guidance, guidance_channels, clip=not generator.latent)
         made.check(generator.process)
         if guidance != 1 and not generator.model.config.class_dropout:
@@ -92,7 +76,7 @@ def sample(
         labels = np.array(chosen * per_class, dtype=np.int64)
         if place.is_main:
             _make_room(out, filmstrip, individually)
-        sampling = _Sampling(generator, made, decode, labels, seed, at_once, place)
+        sampling = SampleBatches(generator, made, decode, labels, seed, at_once, place)
         place.ready(generator.model)
         shown = sampling.in_memory() if individually is None else sampling.to_disk(individually, len(chosen), vae)
         if not place.is_main:
@@ -111,116 +95,15 @@ def sample(
             typer.echo(f"every sample: {individually}")
 
 
-class _Sampling:
-    """The samples of one call, batch by batch, by however many processes."""
-
-    def __init__(
-        self,
-        generator: Generator,
-        sampler: Sampler,
-        decode: Decode,
-        labels: NDArray[np.int64],
-        seed: int,
-        size: int,
-        place: Inference,
-    ) -> None:
-        from siamesenorm.models.fingerprint import weights_hash
-
-        self.generator, self.sampler, self.decode, self.place = generator, sampler, decode, place
-        self.labels, self.seed, self.size = labels, seed, size
-        self.weights = weights_hash(generator.model)  # before matrices are cast
-        self.told: Callable[[float], None] = lambda images: None
-
-    def batch(self, number: int) -> Images:
-        """The images of a batch, which is computed in the same way whoever computes it."""
-        first = number * self.size
-        labels = self.labels[first : first + self.size].tolist()
-        found = self.generator.make(
-            labels,
-            self.sampler,
-            seed=self.seed,
-            at_once=self.size,
-            first=first,
-            progress=lambda step, whole: self.told(len(labels) * step / whole),
-        )
-        return self.decode(found.images)
-
-    def frames(self, count: int) -> list[Tensor]:
-        """How the first samples come about."""
-        labels = self.labels[:count].tolist()
-        with self.place.autocast():
-            return self.generator.make(labels, self.sampler, seed=self.seed, frames=FRAMES, at_once=count).frames
-
-    def in_memory(self) -> Images:
-        """All images."""
-        import numpy as np
-
-        batches = range(-(-len(self.labels) // self.size))
-        return np.concatenate(list(self._done(batches, self.batch, len)))
-
-    def to_disk(self, target: Path, classes: int, vae: Path | None) -> Images:
-        """Write what is not there yet; the first images, as many as a grid shows."""
-        import numpy as np
-
-        from siamesenorm.lab.sample_files import open_samples
-
-        names = [self.generator.name(number) for number in range(self.generator.model.config.classes + 1)]
-        files, world = open_samples(target, self.labels, self.size, names), self.place.world
-        with contextlib.ExitStack() as stack:
-            world.agree_with_main(lambda: stack.enter_context(files.begin(self.settings(vae))))
-
-            def write(number: int) -> int:
-                files.write(number, self.batch(number))
-                return len(files.numbers(number))
-
-            for _ in self._done(world.from_main(files.missing() if world.is_main else []), write, int):
-                pass
-            if not world.is_main:
-                return np.empty((0, 0, 0, 0), dtype=np.uint8)
-            one = files.read(1)
-            columns = max(1, GRID_BYTES // (one.nbytes * classes))
-            shown = files.read(min(len(self.labels), columns * classes, max(1, GRID_BYTES // one.nbytes)))
-            files.finish()
-            return shown
-
-    def settings(self, vae: Path | None) -> dict[str, Any]:
-        """What decides every byte of the samples, as far as this program does."""
-        return {
-            "weights": self.weights,
-            "step": self.generator.step,
-            "samples": len(self.labels),
-            "classes": list(dict.fromkeys(self.labels.tolist())),
-            "sampler": self.sampler.name,
-            "steps": self.sampler.steps_for(self.generator.process),
-            "guidance": self.sampler.guidance,
-            "guidance_channels": self.sampler.guidance_channels,
-            "seed": self.seed,
-            "at_once": self.size,
-            "precision": self.place.precision,
-            "vae": None if vae is None else str(vae.resolve()),
-        }
-
-    def _done(self, batches: Sequence[int], work: Callable[[int], Any], count: Callable[[Any], int]) -> Iterator[Any]:
-        """Results of batches, with a bar meanwhile."""
-        whole = sum(min(self.size, len(self.labels) - number * self.size) for number in batches)
-        with _bar(self.place.is_main) as progress:
-            task, done = progress.add_task("sampling", total=whole), 0
-            self.told = lambda images: progress.update(task, completed=done + images)
-            for found in self.place.each(batches, work):
-                done += count(found)
-                progress.update(task, completed=done)
-                yield found
-
-
 def _check_targets(out: Path, filmstrip: Path | None, individually: Path | None) -> None:
     """Say what cannot be written before anything is sampled."""
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
 
     for option, path in (("--out", out), ("--filmstrip", filmstrip)):
         if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
-            raise ConfigError(f"{option}: {str(path)!r} is not allowed; it takes a file that ends with .png")
+            raise ConfigError.not_allowed(option, str(path), "a file that ends with .png")
     if filmstrip is not None and filmstrip.absolute() == out.absolute():
-        raise ConfigError(f"--filmstrip: {str(filmstrip)!r} is not allowed; it takes another file than --out")
+        raise ConfigError.not_allowed("--filmstrip", str(filmstrip), "another file than --out")
     if individually is not None:
         from siamesenorm.lab.sample_files import check_place
 
@@ -230,7 +113,7 @@ def _check_targets(out: Path, filmstrip: Path | None, individually: Path | None)
 def _make_room(out: Path, filmstrip: Path | None, individually: Path | None) -> None:
     """Make the folders and try to write in them, so that no failure waits behind the sampling."""
     from siamesenorm.data.atomic import check_output
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
 
     for option, target in (("--out", out), ("--filmstrip", filmstrip), ("--individually", individually)):
         if target is None:
@@ -238,13 +121,5 @@ def _make_room(out: Path, filmstrip: Path | None, individually: Path | None) -> 
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{option}: {str(target)!r} cannot be written: {error.strerror}") from None
+            raise ConfigError.failed(option, target, "written", error) from None
         check_output(target / "0.png" if target.is_dir() else target, option)
-
-
-def _bar(shown: bool) -> Any:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal or not shown)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from siamesenorm.commands.options import Engine, Jobs
+
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 SHOWN = 5
 """Failed cells that are named."""
@@ -50,12 +52,8 @@ def study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how many cells and how much time it would take; write nothing.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells at a time; by default one a GPU or core.", show_default=False)
-    ] = None,
-    engine: Annotated[
-        str, typer.Option(help="Where cells run: local, or ray for a Ray cluster (extra: ray).", metavar="NAME")
-    ] = "local",
+    jobs: Jobs = None,
+    engine: Engine = "local",
 ) -> None:
     """Compare tuned arms by a plan: the same random search for each, fresh seeds for its winner, then the statistics.
 
@@ -64,12 +62,12 @@ def study(
     """
     from rich.console import Console
 
-    from siamesenorm.lab.compare import check_engine, open_engine
+    from siamesenorm.errors import ConfigError
+    from siamesenorm.lab.compare.engines import check_engine, open_engine
     from siamesenorm.lab.study.merging import merge_records
     from siamesenorm.lab.study.page import write_results
     from siamesenorm.lab.study.running import open_study, run_study
     from siamesenorm.lab.study.status import show_challenge, show_dry_run, show_status
-    from siamesenorm.train.errors import ConfigError
 
     console = Console()
     check_engine(engine)
@@ -77,6 +75,7 @@ def study(
         raise ConfigError(f"--merge: is not allowed with {'--status' if status else '--dry-run'}, which writes nothing")
     opened = open_study(plan, out or plan.with_suffix(""))
     folder = cells or Path("runs") / f"study-{opened.file.plan.name}"
+    check_cells(folder)
     if status or dry_run:
         show_dry_run(opened, console) if dry_run else show_status(opened, console)
         return
@@ -100,3 +99,15 @@ def study(
         raise typer.Exit(EXIT_INTERRUPTED)
     if outcome.failed:
         raise typer.Exit(EXIT_FAILED)
+
+
+def check_cells(folder: Path) -> None:
+    """Raise where a folder of runs cannot be made, or is none."""
+    from siamesenorm.errors import ConfigError
+
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    except OSError as error:
+        raise ConfigError.failed("--cells", folder, "made", error) from None
+    if not there.is_dir():
+        raise ConfigError.not_allowed("--cells", str(folder), "a folder")

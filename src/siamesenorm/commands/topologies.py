@@ -13,6 +13,7 @@ from rich.text import Text
 
 from siamesenorm.catalogue import LinkFact, TopologyFacts, catalogue, describe
 from siamesenorm.residual import InitRule, SublayerNeeds
+from siamesenorm.terminal import plain_table
 
 WIDE = 110
 """Columns from which on an equation of several steps stays on one line."""
@@ -30,7 +31,7 @@ ATTENTION_NORMS = {
 
 def show_table(console: Console) -> None:
     """Every topology, one row each."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("name", style="bold cyan", no_wrap=True)
     table.add_column("update", overflow="fold", ratio=1)
     table.add_column("streams", overflow="fold", max_width=9 if console.width < WIDE else None)

@@ -7,22 +7,15 @@ from typing import Annotated
 
 import typer
 
-from siamesenorm.commands.completion import complete_field, complete_recipe
+from siamesenorm.commands.completion import complete_field
+from siamesenorm.commands.options import Recipe
 
 EXIT_FAILED, EXIT_DIVERGED = 1, 3
 SIGNAL_BASE = 128
 
 
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="A name that `siamesenorm recipes` lists, a YAML file, or the folder of a run.",
-            autocompletion=complete_recipe,
-            show_default=False,
-        ),
-    ],
+    recipe: Recipe,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -61,9 +54,9 @@ def train(
     """
     from rich.console import Console
 
+    from siamesenorm.errors import ConfigError
     from siamesenorm.train.display import ConsoleDisplay, Display, output_may_be_gone
     from siamesenorm.train.distributed import World, lost_another
-    from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.folder import Mode
     from siamesenorm.train.loop import train as run_training
     from siamesenorm.train.recipes import resolve
@@ -98,7 +91,9 @@ def train(
         result = run_training(config, folder, mode=mode, display=display, world=world, at=at)
     except Exception as error:
         if world.size > 1 and lost_another(error):
-            problem = f"process {world.rank}: another process of the run has failed or was lost; its own words say why"
+            problem = (
+                f"process {world.rank}: another process of the run has failed or was lost; its own message says why"
+            )
         elif isinstance(error, OSError):
             problem = f"{folder}: {error.strerror or error}"
         else:

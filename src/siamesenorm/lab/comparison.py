@@ -1,4 +1,4 @@
-"""Comparisons and reports in one call, with results that show themselves in a notebook.
+"""Comparisons in one call, from the question to the report: on the command line and in Python.
 
 result = siamesenorm.compare(make_model, tokens, topologies=["pre", "siamese"], lrs=[1e-3, 4e-3], seeds=3, steps=500)
 result.verdict, result.table, result.figures
@@ -6,41 +6,143 @@ result.verdict, result.table, result.figures
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from siamesenorm.lab.compare import (
-    RECIPE,
-    OneComparison,
-    Prepared,
-    check_engine,
-    check_metric,
-    make_grid,
-    open_engine,
-    prepare_grid,
-)
-from siamesenorm.lab.grafts import GraftSource
-from siamesenorm.lab.grid import Grid
-from siamesenorm.lab.live import console_of, open_table
-from siamesenorm.lab.model_file import open_model_file
-from siamesenorm.lab.outcome import Comparison, read_comparison
-from siamesenorm.lab.own_model import own_recipe
-from siamesenorm.lab.presets import PRESETS, find_preset
-from siamesenorm.lab.records import find_runs, read_grid
-from siamesenorm.lab.runner import ThisProcess
+from siamesenorm.errors import ConfigError
+from siamesenorm.lab.compare.axes import RECIPE, make_grid
+from siamesenorm.lab.compare.dry_run import dry_run
+from siamesenorm.lab.compare.engines import check_engine, open_engine
+from siamesenorm.lab.compare.grafts import GraftSource, open_graft_source
+from siamesenorm.lab.compare.grid import Grid
+from siamesenorm.lab.compare.live import console_of, open_table
+from siamesenorm.lab.compare.model_file import open_model_file
+from siamesenorm.lab.compare.own_model import own_recipe
+from siamesenorm.lab.compare.preparation import OneComparison, Prepared, check_metric, prepare_grid, prepare_text
+from siamesenorm.lab.compare.presets import GridPreset, find_preset
+from siamesenorm.lab.compare.runner import ThisProcess
+from siamesenorm.lab.inspection.looking import inspect_runs
+from siamesenorm.lab.report.outcome import Comparison, read_comparison
 from siamesenorm.tasks.own import Given, given, name_of
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.overrides import as_setting
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from torch import nn
 
 RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class ComparisonRequest:
+    """What is compared, on what, and where it lies; its grid and fields are checked, nothing is written yet."""
+
+    grid: Grid
+    folder: Path
+    preset: GridPreset | None = None
+    metric: str | None = None
+    baseline: str | None = None
+    own: Given | None = None
+    """A model of somebody's own."""
+    model: str | None = None
+    """``FILE.py:NAME``, where other processes can make that model."""
+    source: GraftSource | None = None
+    """The trained model that all runs go on from."""
+    text: Path | None = None
+    """What is trained on, in place of the recipe's own."""
+
+    def __post_init__(self) -> None:
+        task = self.grid.cells()[0].config.task
+        if self.text is not None and task != "language":
+            text = str(self.text)
+            raise ConfigError(f"--text: {text!r} is not allowed; the recipe is one of {task}, not of language")
+
+    def dry_run(self, engine: str = "local", jobs: int | None = None) -> Iterable[Table | str]:
+        """What it would take; nothing is written."""
+        with given(self.own):
+            grid = self.grid if self.text is None else self.grid.on(self.text)
+            yield from dry_run(grid, self.folder, open_engine(engine, jobs, self.model))
+
+    def run(
+        self, engine: str = "local", jobs: int | None = None, console: Console | None = None
+    ) -> tuple[Prepared, bool]:
+        """Run the grid in its folder, with a live table; False if it was interrupted, which saves what was running."""
+        check_engine(engine)
+        names = self.grid.topologies
+        if self.baseline is not None and self.baseline not in names:
+            raise ConfigError(f"--baseline: {self.baseline!r} is not compared; it takes one of {', '.join(names)}")
+        if self.metric is not None:
+            check_metric(self.grid.cells()[0].config.task, self.metric)
+        with given(self.own), OneComparison(self.folder) as one:
+            one.take()
+            prepared = prepare_grid(self._readable(), self.folder, self.metric, one, self.source)
+            here = self.own is not None and self.model is None  # nobody else can make the model
+            opened = ThisProcess() if here else open_engine(engine, jobs, self.model)
+            if console is not None:
+                kept = sum(progress.kept for progress in prepared.plan)
+                text = f"{len(prepared.plan)} cells in {self.folder}, {opened.jobs} at a time"
+                console.print(text + (f"; {kept} are done" if kept else ""), style="dim", markup=False)
+                for note in dict.fromkeys(note for place in prepared.plan for note in place.cell.config.notes):
+                    console.print(note, style="dim", markup=False)
+            with open_table(prepared.plan, console) as table:
+                complete = opened.run(prepared.plan, prepared.provenance, table)
+            if self.preset is not None and self.preset.looks_inside:
+                inspect_runs((cell.folder for cell in prepared.plan if cell.state == "finished"), console)
+            return prepared, complete
+
+    def _readable(self) -> Grid:
+        """On the text, prepared once the folder is ours; a trained model's tokenizer reads it as it is."""
+        if self.text is None:
+            return self.grid
+        return self.grid.on(prepare_text(self.text, self.folder) if self.source is None else self.text.resolve())
+
+    def read(self, prepared: Prepared, complete: bool = True, title: str = "") -> Comparison:
+        """What the cells say that have a result."""
+        return read_comparison(
+            prepared.done,
+            self.folder,
+            title=title,
+            metric=self.metric,
+            baseline=self.baseline,
+            preset=self.preset,
+            complete=complete,
+            failed=tuple(f"{progress.folder}: {progress.message}" for progress in prepared.failed),
+        )
+
+
+def ask(
+    *,
+    recipe: str | None = None,
+    model: str | None = None,
+    graft: Path | None = None,
+    text: Path | None = None,
+    preset: str | None = None,
+    folder: Path | None = None,
+    metric: str | None = None,
+    baseline: str | None = None,
+    **axes: Sequence[str],
+) -> ComparisonRequest:
+    """A question from what a command line says; axes: those of `make_grid`."""
+    if model is not None and (recipe is not None or preset is not None):
+        raise ConfigError(f"--model: {model!r} is not allowed with a recipe or preset; it takes the place of both")
+    chosen = None if preset is None else find_preset(preset)
+    own = None if model is None else open_model_file(model)
+    if own is not None and text is not None:
+        own, text = dataclasses.replace(own, data=text), None
+    out = folder or default_folder(preset, model if recipe is None else Path(recipe).stem)
+    source = None if graft is None else open_graft_source(graft)
+    if source is not None and own is not None:
+        raise ConfigError(f"--graft: {str(graft)!r} is not allowed with --model, whose weights are its own")
+    named = recipe if own is None else own_recipe(own, str(model))
+    grid = make_grid(recipe=named, preset=chosen, source=source, out=out, **axes)
+    return ComparisonRequest(grid, out, chosen, metric_of(metric, chosen), baseline, own, model, source, text)
 
 
 def compare(
@@ -88,28 +190,27 @@ def compare(
     Ctrl-C stops and saves; what was done by then is in the result, whose `complete` is False.
     """
     chosen = None if preset is None else find_preset(preset)
-    metric = metric if chosen is None or metric is not None else chosen.metric
     sets = [as_setting(name, value) for name, value in fields.items()]
     shape = {"steps": steps, "batch_size": batch_size, "sequence_length": sequence_length}
     for name, value in shape.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name}: {value!r} is not allowed; it takes a whole number from 1")
+            raise ConfigError.not_allowed(name, value, "a whole number from 1")
     for name, values in (("topologies", topologies), ("lrs", lrs), ("seeds", seeds)):
         if not isinstance(values, (Sequence, int, float)) or (
             name == "topologies" and not isinstance(values, Sequence)
         ):
-            raise ConfigError(f"{name}: {values!r} is not allowed; it takes a list")
+            raise ConfigError.not_allowed(name, values, "a list")
     recipe: str | dict[str, Any]
-    parts, file = own_parts(model, data, validation, loss)
-    if parts is None:
+    own, file = own_parts(model, data, validation, loss)
+    if own is None:
         recipe, named = str(model), None if model == RECIPE else Path(str(model)).stem
         asked_for = dict(zip(("train.steps", "train.batch_size", "data.sequence_length"), shape.values(), strict=True))
         asked_for |= {"data.train": data, "data.validation": validation}
         sets += [as_setting(name, value) for name, value in asked_for.items() if value is not None]
     else:
         named = str(model) if isinstance(model, str) else name_of(model)
-        recipe = own_recipe(parts, named, **shape)
-    asked = make_grid(
+        recipe = own_recipe(own, named, **shape)
+    grid = make_grid(
         recipe=recipe,
         topologies=[topologies] if isinstance(topologies, str) else list(topologies),
         lrs=[lr if isinstance(lr, str) else repr(lr) for lr in ([lrs] if isinstance(lrs, (int, float, str)) else lrs)],
@@ -118,33 +219,14 @@ def compare(
         preset=chosen,
     )
     out = default_folder(preset, named) if folder is None else Path(folder)
-    with given(parts), torch.random.fork_rng(enabled=parts is not None):  # what the caller draws next is not changed
-        prepared, complete = run_grid(
-            asked,
-            out,
-            metric=metric,
-            baseline=baseline,
-            engine=engine,
-            jobs=jobs,
-            console=console_of(quiet),
-            model=file,
-            here=parts is not None and file is None,
-        )
+    question = ComparisonRequest(grid, out, chosen, metric_of(metric, chosen), baseline, own, file)
+    with torch.random.fork_rng(enabled=own is not None):  # what the caller draws next is not changed
+        prepared, complete = question.run(engine, jobs, console_of(quiet))
     if not prepared.done:
         if not complete:
             raise KeyboardInterrupt
         raise ConfigError(f"{prepared.failed[0].folder}: {prepared.failed[0].message}")
-    failed = tuple(f"{progress.folder}: {progress.message}" for progress in prepared.failed)
-    result = read_comparison(
-        prepared.done,
-        out,
-        title=title,
-        metric=metric,
-        baseline=baseline,
-        preset=chosen,
-        complete=complete,
-        failed=failed,
-    )
+    result = question.read(prepared, complete, title)
     result.write()
     return result
 
@@ -163,102 +245,19 @@ def own_parts(model: Any, data: Any, validation: Any, loss: Any) -> tuple[Given 
             raise ConfigError(f"loss: is not allowed for {model!r}; a recipe has its own")
         return None, None
     known = open_model_file(model)
-    parts = Given(
+    own = Given(
         known.make_model,
         known.data if data is None else data,
         known.validation if validation is None else validation,
         known.loss if loss is None else loss,
     )
     in_file = loss is None and all(value is None or isinstance(value, (str, Path)) for value in (data, validation))
-    return parts, model if in_file else None
+    return own, model if in_file else None
 
 
-def run_grid(
-    asked: Grid,
-    folder: Path,
-    *,
-    metric: str | None = None,
-    baseline: str | None = None,
-    engine: str = "local",
-    jobs: int | None = None,
-    console: Console | None = None,
-    prepare: Callable[[], Grid] | None = None,
-    model: str | None = None,
-    here: bool = False,
-    source: GraftSource | None = None,
-) -> tuple[Prepared, bool]:
-    """Run a grid in its folder, with a live table; False if it was interrupted, which has saved what was running.
-
-    prepare: the grid again with data that are made in the folder, once it is this comparison's.
-    model: ``FILE.py:NAME`` of a model of somebody's own. here: whether only this process can make it.
-    source: the trained model that all runs go on from.
-    """
-    check_engine(engine)
-    task = asked.cells()[0].config.task  # what is wrong is said before anything is made
-    if baseline is not None and baseline not in asked.topologies:
-        raise ConfigError(f"--baseline: {baseline!r} is not compared; it takes one of {', '.join(asked.topologies)}")
-    if metric is not None:
-        check_metric(task, metric)
-    with OneComparison(folder) as one:
-        one.take()
-        prepared = prepare_grid(asked if prepare is None else prepare(), folder, metric, one, source)
-        opened = ThisProcess() if here else open_engine(engine, jobs, model)
-        if console is not None:
-            kept = sum(progress.kept for progress in prepared.plan)
-            text = f"{len(prepared.plan)} cells in {folder}, {opened.jobs} at a time"
-            console.print(text + (f"; {kept} are done" if kept else ""), style="dim", markup=False)
-            for note in dict.fromkeys(note for place in prepared.plan for note in place.cell.config.notes):
-                console.print(note, style="dim", markup=False)
-        with open_table(prepared.plan, console) as table:
-            return prepared, opened.run(prepared.plan, prepared.provenance, table)
-
-
-def report(
-    runs: Path | str | Sequence[Path | str],
-    *,
-    folder: Path | str | None = None,
-    title: str = "",
-    metric: str | None = None,
-    baseline: str | None = None,
-) -> Comparison:
-    """Read finished runs, of one grid or of several, of `train` or of `record`, and write their report.
-
-    ::
-
-        siamesenorm.report("runs/compare").open()
-
-    runs: folders of runs, or folders that hold some; each run counts once.
-    folder: where report.html, report.json and report.csv go; by default the one given, or runs/report.
-    """
-    paths = [Path(path) for path in ([runs] if isinstance(runs, (str, Path)) else runs)]
-    result = read_report(paths, folder, title=title, metric=metric, baseline=baseline)
-    result.write()
-    return result
-
-
-def read_report(
-    paths: Sequence[Path],
-    folder: Path | str | None = None,
-    *,
-    title: str = "",
-    metric: str | None = None,
-    baseline: str | None = None,
-) -> Comparison:
-    """What finished runs say; nothing is written yet."""
-    out = Path(folder) if folder is not None else paths[0] if len(paths) == 1 else RUNS / "report"
-    names = {read_grid(path).get("preset") for path in paths}
-    (name,) = names if len(names) == 1 else (None,)
-    known = PRESETS.get(name or "")
-    metric = metric if known is None or metric is not None else known.metric
-    return read_comparison(
-        find_runs(paths),
-        out,
-        prefer="" if any(read_grid(path) for path in paths) else "pre",
-        title=title,
-        metric=metric,
-        baseline=baseline,
-        preset=known,
-    )
+def metric_of(metric: str | None, preset: GridPreset | None) -> str | None:
+    """What is compared by: the one asked for, or the preset's."""
+    return metric if metric is not None or preset is None else preset.metric
 
 
 def default_folder(preset: str | None, name: str | None) -> Path:
@@ -270,5 +269,5 @@ def default_folder(preset: str | None, name: str | None) -> Path:
 def seed_list(seeds: Sequence[int] | int) -> Sequence[int]:
     """Seeds, or the first so many."""
     if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1):
-        raise ConfigError(f"seeds: {seeds!r} is not allowed; it takes how many, or a list of them")
+        raise ConfigError.not_allowed("seeds", seeds, "how many, or a list of them")
     return range(seeds) if isinstance(seeds, int) else [seeds] if isinstance(seeds, str) else seeds

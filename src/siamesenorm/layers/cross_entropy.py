@@ -7,7 +7,7 @@ hidden states and of the head, and dropped; backward then only scales what is re
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,21 @@ from siamesenorm.residual.kernels.eager import plain_gradients, runs_eager, want
 
 CHUNK_LOGITS = 2**24  # 64 MB of float32
 CHUNK_TOKENS = 256  # fewer and the head's weight is read from memory more often than it is used
+
+
+class VocabularyPart(Protocol):
+    """What one process has of a vocabulary that several divide: its rows of the head, and sums with the others."""
+
+    first: int
+    """The token of its first row."""
+
+    def max_(self, values: Tensor) -> Tensor:
+        """The largest of all processes, in place."""
+        ...
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        ...
 
 
 def chunk_tokens(vocabulary: int) -> int:
@@ -34,12 +49,14 @@ def linear_cross_entropy(
     z_weight: float = 0.0,
     reduction: str = "mean",
     chunk: int | None = None,
+    part: VocabularyPart | None = None,
 ) -> Tensor:
     """``F.cross_entropy(hidden @ weight.T, labels)`` without ever holding all logits.
 
     hidden: (..., dim); weight: (vocabulary, dim); labels: (...), with `ignore_index` where there is none.
     z_weight: weight of the mean of log(Z)^2, which keeps logits from drifting (arXiv 2204.02311).
     reduction: ``mean`` over labels that count, or ``sum``.
+    part: where `weight` is a part of the head, what the others add; the gradient of `hidden` is a part of the sum then.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction: {reduction!r} is not allowed; it takes mean or sum")
@@ -54,10 +71,10 @@ def linear_cross_entropy(
             dtype = torch.float32  # gradients are made before the loss scale reaches them, and would vanish in float16
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     counted = (labels != ignore_index).sum().clamp(min=1) if reduction == "mean" else labels.new_ones(())
-    if not runs_eager(hidden, weight, labels) and not torch.compiler.is_compiling():
+    if part is None and not runs_eager(hidden, weight, labels) and not torch.compiler.is_compiling():
         return plain(hidden, weight, labels, counted, ignore_index, z_weight)
     chunk = chunk or chunk_tokens(weight.shape[0])
-    return _LinearCrossEntropy.apply(hidden, weight, labels, counted, ignore_index, z_weight, chunk)
+    return _LinearCrossEntropy.apply(hidden, weight, labels, counted, ignore_index, z_weight, chunk, part)
 
 
 def plain(hidden: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, ignore: int, z_weight: float) -> Tensor:
@@ -96,7 +113,15 @@ def token_losses(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, counted: Tensor, ignore: int, z: float, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        counted: Tensor,
+        ignore: int,
+        z: float,
+        chunk: int,
+        part: VocabularyPart | None,
     ) -> Tensor:
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if want_hidden else None
@@ -110,11 +135,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 rows, y = hidden[start : start + chunk], labels[start : start + chunk]
                 counts = y != ignore
                 logits = F.linear(rows, weight).to(wide)
-                target = y.where(counts, 0).unsqueeze(-1)
+                target, own = y.where(counts, 0), counts
+                if part is not None:
+                    target = target - part.first
+                    own = counts & (target >= 0) & (target < weight.shape[0])
+                    target = target.where(own, 0)
+                target = target.unsqueeze(-1)
                 chosen = logits.gather(-1, target).squeeze(-1)
                 # exp(logits - largest), once: its row sums give the loss, and divided by them it is the gradient.
                 largest = logits.amax(-1, keepdim=True)
+                if part is not None:
+                    largest = part.max_(largest)
                 sums = logits.sub_(largest).exp_().sum(-1)
+                if part is not None:
+                    sums, chosen = part.sum_(torch.stack([sums, chosen.where(own, 0)])).unbind()
                 log_z = sums.log().add_(largest.squeeze(-1))
                 losses = log_z - chosen
                 if z:
@@ -125,27 +159,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 scale = counts.to(wide) / counted
                 factor = scale * (1 + 2 * z * log_z) if z else scale
                 grad = logits.mul_((factor / sums).unsqueeze(-1))
-                grad = grad.scatter_add_(-1, target, -scale.unsqueeze(-1)).to(rows.dtype)
+                grad = grad.scatter_add_(-1, target, -scale.where(own, 0).unsqueeze(-1)).to(rows.dtype)
                 if grad_hidden is not None:
                     torch.mm(grad, weight, out=grad_hidden[start : start + chunk])
                 if grad_weight is not None:
                     _add_product(grad_weight, grad.t(), rows, first=start == 0)
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         ctx.save_for_backward(grad_hidden, grad_weight, hidden, weight, labels, counted)
-        ctx.ignore, ctx.z = ignore, z
+        ctx.ignore, ctx.z, ctx.part = ignore, z, part
         return total / counted
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *grads, hidden, weight, labels, counted = ctx.saved_tensors
         if wants_plain_backward():
+            if ctx.part is not None:
+                raise NotImplementedError("second derivatives are not there where processes divide the vocabulary")
             found = plain_gradients(
                 lambda h, w: plain(h, w, labels, counted, ctx.ignore, ctx.z), (hidden, weight), (grad,)
             )
-            return *found, None, None, None, None, None
+            return *found, None, None, None, None, None, None
         if not _may_look(grad) or grad.item() != 1:
             grads = [None if g is None else g * grad.to(g.dtype) for g in grads]
-        return *grads, None, None, None, None, None
+        return *grads, None, None, None, None, None, None
 
 
 def _may_look(number: Tensor) -> bool:

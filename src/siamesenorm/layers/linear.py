@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,8 +17,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, through `linear`."""
+    """`torch.nn.Linear`, through `linear`, or through what a model that is spread puts into its place."""
+
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(linear)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) to (..., out)."""
-        return linear(input, self.weight, self.bias)
+        return self.product(input, self.weight, self.bias)

@@ -212,6 +212,16 @@ class ParallelConfig(Section):
     group: int | None = Field(
         default=None, ge=1, description="Processes in a sharding group (hsdp) or tensor group (tp); null: a node's."
     )
+    sequence_parallel: bool | None = Field(
+        default=None,
+        description="Under tp, whether language models divide the streams between sublayers by tokens; null: where the "
+        "group divides data.sequence_length.",
+    )
+    loss_parallel: bool | None = Field(
+        default=None,
+        description="Under tp, whether language models divide embedding, head and loss by the vocabulary; null: where "
+        "every process of a group gets some of it.",
+    )
     ep: int = Field(
         default=1,
         ge=1,
@@ -231,6 +241,13 @@ class ParallelConfig(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where to train; auto: a GPU if any.")
     timeout: float = Field(default=600.0, gt=0, description="Seconds after which a silent process is given up.")
+
+    @model_validator(mode="after")
+    def _check(self) -> ParallelConfig:
+        for name in ("sequence_parallel", "loss_parallel"):
+            if getattr(self, name) and self.mode != "tp":
+                raise ValueError(f"{name} = true is not allowed with mode = {self.mode}; it takes mode = tp")
+        return self
 
 
 class DivergenceConfig(Section):

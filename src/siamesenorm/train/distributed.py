@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.agent import watch_agent
-from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.rendezvous import Place, meet, of_process, refuse
+from siamesenorm.train.rendezvous import ProcessPlace, meet, of_process, refuse
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,14 +73,14 @@ class World:
 
     @classmethod
     def start(
-        cls, parallel: ParallelConfig | None = None, device: Callable[[Place], torch.device] | None = None
+        cls, parallel: ParallelConfig | None = None, device: Callable[[ProcessPlace], torch.device] | None = None
     ) -> World:
         """Join the world that the environment describes; every process of it must call this, or `refuse`.
 
         device: chooses where this process computes; default: as `parallel` says.
         """
         watch_agent()
-        place = Place.from_environment()
+        place = ProcessPlace.from_environment()
         mode, group = (parallel.mode, parallel.group) if parallel else ("ddp", None)
         ep, pp, timeout = (parallel.ep, parallel.pp, parallel.timeout) if parallel else (1, 1, TIMEOUT)
         try:
@@ -136,6 +136,16 @@ class World:
     def data_size(self) -> int:
         """Into how many parts a batch is divided."""
         return self.stage_size // self.group if self.mode == "tp" else self.stage_size
+
+    @property
+    def tensor_size(self) -> int:
+        """Processes of a tensor group."""
+        return self.group if self.mode == "tp" else 1
+
+    @property
+    def tensor_rank(self) -> int:
+        """Which of them this process is."""
+        return self.rank % self.tensor_size
 
     @property
     def copies(self) -> int:
@@ -254,7 +264,7 @@ class Meshes:
         """The meshes of a world; every process must call this."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        tensor, copies = world.group if world.mode == "tp" else 1, world.copies
+        tensor, copies = world.tensor_size, world.copies
         shard = world.data_size // copies
         sizes = {"pp": world.pp, "replicate": copies, "shard": shard, "tensor": tensor}
         sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}

@@ -6,7 +6,7 @@
 | ddp    | a copy in every process                               | a part for every process |
 | fsdp   | shards over all processes, gathered block by block    | a part for every process |
 | hsdp   | shards within a group, copies between groups          | a part for every process |
-| tp     | heads and FFN columns split within a group, shards between groups | a part for every group |
+| tp     | heads, FFN columns, vocabulary split within a group, shards between groups | a part for every group |
 
 Beside the mode, experts may be divided among processes (``expert_parallel``) and blocks among groups of processes
 (``pipeline``), within each of which the mode spreads what the group has.
@@ -24,7 +24,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from shutil import which
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -33,11 +33,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.train.distributed import Meshes, World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.expert_parallel import check_experts_of, divide_experts, experts_of, share_statistics, stacked
 from siamesenorm.train.pipeline import Division, Pipeline
+
+if TYPE_CHECKING:
+    from siamesenorm.train.tensor_parallel import TensorParallel
 
 MODES = ("none", "ddp", "fsdp", "hsdp", "tp")
 WORTH_COMPILING = 2000
@@ -54,12 +57,15 @@ def apply_parallelism(
     compiled: bool = False,
     schedule: str = "1f1b",
     stages: int = 1,
+    sequence_parallel: bool | None = None,
+    loss_parallel: bool | None = None,
 ) -> nn.Module:
     """The model, spread over the world; parameters are on its device already or will be moved there.
 
     strategy: one of the table's modes; default: the world's. dtype: what sharded blocks are gathered and computed
     in (gradients are summed in float32); default: that of the weights. compiled: whether blocks go through
-    torch.compile. schedule, stages: of a pipeline, see `siamesenorm.train.pipeline`. The optimiser is made afterwards.
+    torch.compile. schedule, stages: of a pipeline, see `siamesenorm.train.pipeline`. sequence_parallel, loss_parallel:
+    of ``tp``, see `siamesenorm.train.tensor_parallel`. The optimiser is made afterwards.
     A model of ours on ``meta`` gets the first weights of `seed` here, part by part: every part is spread before the
     next is made, so that no process ever holds more than its own share and one block.
     """
@@ -80,12 +86,14 @@ def apply_parallelism(
         devices = [world.device.index] if world.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     division = Division(model, world, schedule, stages) if world.pp > 1 else None
-    spreading = Spreading(model, world.meshes, world.device, dtype, compiled, division)
+    options = (division, sequence_parallel, loss_parallel)
+    spreading = Spreading(model, world.meshes, world.device, dtype, compiled, *options)
     if isinstance(model, Stack) and next(model.parameters()).is_meta:
         model.init_weights(seed, around=spreading.made)
     else:
-        for part in spreading.alone:
-            if division is None or division.has(part):
+        around = (getattr(model, name, None) for name in ("embedding", "positions", "residual", "head"))
+        for part in (*getattr(model, "blocks", ()), *around):
+            if isinstance(part, nn.Module) and (division is None or division.has(part)):
                 spreading.part(part)
     return spreading.finish()
 
@@ -117,12 +125,18 @@ class Spreading:
         dtype: torch.dtype | None = None,
         compiled: bool = False,
         division: Division | None = None,
+        sequence_parallel: bool | None = None,
+        loss_parallel: bool | None = None,
     ) -> None:
         self.model, self.meshes, self.device, self.compiled = model, meshes, device, compiled
         self.division = division
-        if meshes.tensors is not None and not isinstance(model, Stack):
-            kind = type(model).__name__
-            raise ConfigError(f"parallel.mode: 'tp' is not allowed for {kind}; it splits models of siamesenorm")
+        self.tensors: TensorParallel | None = None
+        if meshes.tensors is not None:
+            from siamesenorm.train.tensor_parallel import TensorParallel
+
+            self.tensors = TensorParallel(model, meshes.tensors, sequence_parallel, loss_parallel)
+            if division is not None:
+                division.tokens = self.tensors.tokens
         # A linear layer with a bias returns a view; no topology writes over a sublayer's output.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         policy = MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, cast_forward_inputs=False)
@@ -142,12 +156,12 @@ class Spreading:
             part.to("meta")
 
     def part(self, part: nn.Module) -> None:
-        """Blocks and embedding by themselves; the rest waits for `finish`."""
+        """Blocks and embedding by themselves; the rest is split over tensor groups, and waits for `finish`."""
         meshes = self.meshes
-        if isinstance(part, Block) and meshes.tensors is not None:
-            from siamesenorm.train.tensor_parallel import split_sublayers
-
-            split_sublayers(part.to(self.device), meshes.tensors)
+        if self.tensors is not None and part is not self.model:
+            if any(tensor.device != self.device for tensor in (*part.parameters(), *part.buffers())):
+                part.to(self.device)
+            self.tensors.part(part)
         exchanging = list(experts_of(part)) if isinstance(part, Block) and meshes.experts is not None else []
         for moe in exchanging:
             divide_experts(moe.to(self.device), meshes.experts)  # type: ignore[arg-type]

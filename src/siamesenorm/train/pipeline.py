@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.utils import _pytree as pytree
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.moe import RouterStats
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.train.boundaries import Boundaries, used_by_open
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import STAGES
+from siamesenorm.train.sequence_parallel import Tokens
 
 INTERLEAVED = "interleaved_1f1b"
 SINGLE: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -60,6 +61,8 @@ class Division:
         self.boundaries = Boundaries(model)
         self.opening = used_by_open(self.boundaries.residual, self.boundaries.dtype)
         self.sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
+        self.tokens: Tokens | None = None
+        """How those of a pass are divided within a stage."""
 
     def stage_of(self, name: str) -> int:
         """The stage that has a parameter or buffer."""
@@ -82,7 +85,8 @@ class Division:
         model.blocks = nn.ModuleDict({str(number): block for number, block in blocks.items()})  # type: ignore[assignment]
         for name in [name for name, _ in model.named_parameters() if self.stage_of(name) not in self.own]:
             forget(model, name)
-        stages = {n: Stage(model, self.blocks[n], n == 0, n == self.count - 1) for n in self.own}
+        ends = {n: (n == 0, n == self.count - 1) for n in self.own}
+        stages = {n: Stage(model, self.blocks[n], *ends[n], self.tokens) for n in self.own}
         for stage in stages.values():
             wrap(stage)
         return Pipeline(self, stages)
@@ -101,9 +105,11 @@ class Stage(nn.Module):
     layout: Any
     """How streams that arrive are nested."""
 
-    def __init__(self, model: LanguageModel, numbers: range, first: bool, last: bool) -> None:
+    def __init__(
+        self, model: LanguageModel, numbers: range, first: bool, last: bool, tokens: Tokens | None = None
+    ) -> None:
         super().__init__()
-        self.first, self.last = first, last
+        self.first, self.last, self.tokens = first, last, tokens
         object.__setattr__(self, "model", model)  # no child: it has what other stages have, too
         self.blocks = nn.ModuleDict({str(number): model.blocks[str(number)] for number in numbers})  # type: ignore[call-overload]
         if first:
@@ -117,6 +123,8 @@ class Stage(nn.Module):
         """The streams behind the stage, and sums over the routers so far; or the losses."""
         model = self.model
         context, places = model.context_and_places(input_ids, **rest)
+        if self.tokens is not None:
+            self.tokens.begin(input_ids.shape[1])
         if self.first:
             x = model.embed(input_ids, places)
             streams, routers = model.residual.open(x), x.new_zeros(3)
@@ -208,6 +216,8 @@ class Pipeline(nn.Module):
         """A stage of torch's for micro-batches of one shape."""
         division, stage = self.division, getattr(self, STAGES)[str(number)]
         blocks = division.blocks[number]
+        if division.tokens is not None:
+            tokens //= division.tokens.parts_of(tokens)
         arriving, stage.layout = division.boundaries.at(blocks.start, rows, tokens)
         leaving, _ = division.boundaries.at(blocks.stop, rows, tokens)
         return PipelineStage(

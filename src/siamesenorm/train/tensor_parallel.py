@@ -1,40 +1,116 @@
 """Tensor parallelism of any model: each process has some heads and some columns of the FFN.
 
-The streams are the same in every process of a group, so that topologies, their fused steps and the head run as
-they are. A sublayer's first matrix is split by rows and its last by columns; the outputs are summed once a sublayer
-(arXiv 1909.08053).
+A sublayer's first matrix is split by rows and its last by columns; the outputs are summed once a sublayer
+(arXiv 1909.08053). Streams are ordinary tensors, so that topologies and their fused steps run as they are: the same
+in every process of a group, or, in a language model, each process's own tokens (`sequence_parallel`). Its embedding,
+head and loss are divided by the vocabulary (`vocabulary_parallel`).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.mlp import GATED, MLP
-from siamesenorm.models.stack import Block
+from siamesenorm.layers.moe import MoE
+from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual.ramp import ramps_of
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import ROW_ORDER
+from siamesenorm.train.sequence_parallel import Tokens, on_own_tokens, replicate_parameters, replicated
+from siamesenorm.train.vocabulary_parallel import Vocabulary, divides_vocabulary
 
 HEADS = FEATURES = 2
 """Dimension of (batch, tokens, heads, head_dim) and of (batch, tokens, features) that is split."""
 
 
-def split_sublayers(block: Block, mesh: DeviceMesh) -> None:
-    """Split a block's attention and FFN over the processes of a mesh; experts stay whole, as embedding and head do."""
+class TensorParallel:
+    """A model over the processes of a mesh, one part after the other.
+
+    sequence, loss: whether language models divide streams by tokens, and embedding, head and loss by the vocabulary;
+    default: where they can.
+    """
+
+    def __init__(
+        self, model: nn.Module, mesh: DeviceMesh, sequence: bool | None = None, loss: bool | None = None
+    ) -> None:
+        if not isinstance(model, Stack):
+            kind = type(model).__name__
+            raise ConfigError(f"parallel.mode: 'tp' is not allowed for {kind}; it splits models of siamesenorm")
+        self.model, self.mesh, language = model, mesh, isinstance(model, LanguageModel)
+        for name, wish in (("sequence_parallel", sequence), ("loss_parallel", loss)):
+            if wish and not language:
+                kind = type(model).__name__
+                raise ConfigError(f"parallel.{name}: true is not allowed for {kind}; it takes language models")
+        self.tokens = Tokens(mesh, language and sequence is not False)
+        self.vocabulary: Vocabulary | None = None
+        if isinstance(model, LanguageModel):
+            self._take(model, loss)
+
+    def _take(self, model: LanguageModel, loss: bool | None) -> None:
+        """What surrounds a language model's blocks."""
+        tokens, residual, size = self.tokens, model.residual, model.config.vocab_size
+        model.embedding.register_forward_pre_hook(lambda _, inputs: tokens.begin(inputs[0].shape[1]))
+        if divides_vocabulary(loss, size, self.mesh.size()):
+            self.vocabulary = Vocabulary(self.mesh, size)
+            self.vocabulary.take(model, tokens)
+        elif tokens.divide:
+            model.embedding.register_forward_hook(lambda _, inputs, out: tokens.own(out))
+        if not tokens.divide:
+            return
+        if model.positions is not None:
+            model.positions.register_forward_hook(lambda _, inputs, out: tokens.own(out, out.dim() - 2))
+        close = on_own_tokens(residual.close, residual)
+        residual.open = on_own_tokens(residual.open, residual)  # type: ignore[method-assign]
+        residual.close = lambda streams: tokens.whole(close(streams))  # type: ignore[method-assign]
+
+    def part(self, part: nn.Module) -> None:
+        """Split a part of the model: a block, or what surrounds them."""
+        model: Any = self.model
+        if isinstance(part, Block):
+            split_sublayers(part, self.mesh, self.tokens)
+            if self.tokens.divide:
+                divide_streams(part, self.mesh)
+        elif part is getattr(model, "residual", None) and self.tokens.divide:
+            replicate_parameters(part, self.mesh)
+        elif self.vocabulary is not None and part in (model.embedding, model.head):
+            part.weight = self.vocabulary.split(part.weight)  # type: ignore[arg-type]
+
+
+def divide_streams(block: Block, mesh: DeviceMesh) -> None:
+    """Let a block's links run on the tokens that a process has."""
+    first, second = block.links
+    add: Any = second.add
+    replicate_parameters(block.links, mesh)
+    block.before = on_own_tokens(block.before, first)  # type: ignore[assignment]
+    block.between = on_own_tokens(block.between, first, second)  # type: ignore[assignment]
+    second.add = on_own_tokens(add, second)  # type: ignore[assignment]
+
+
+def split_sublayers(block: Block, mesh: DeviceMesh, tokens: Tokens | None = None) -> None:
+    """Split a block's attention and FFN over the processes of a mesh; experts stay whole.
+
+    tokens: how the streams lie; default: the same in every process.
+    """
     if mesh.size() == 1:
         return
+    tokens = tokens or Tokens(mesh, divide=False)
     if isinstance(block.attention, Attention):
-        split_attention(block.attention, mesh)
+        split_attention(block.attention, mesh, tokens)
     if isinstance(block.ffn, MLP):
-        split_ffn(block.ffn, mesh)
+        split_ffn(block.ffn, mesh, tokens)
+    elif isinstance(block.ffn, MoE):
+        tokens.around_experts(block.ffn)
 
 
-def split_attention(attention: Attention, mesh: DeviceMesh) -> None:
+def split_attention(attention: Attention, mesh: DeviceMesh, tokens: Tokens) -> None:
     """Equal numbers of heads of q, k and v to every process."""
     refuse_growing(attention)
     size, width = mesh.size(), attention.head_dim
@@ -44,7 +120,7 @@ def split_attention(attention: Attention, mesh: DeviceMesh) -> None:
     sizes = [attention.heads * width, attention.kv_heads * width, attention.kv_heads * width]
     reorder(attention.qkv, together(sizes, size))
     attention.heads, attention.kv_heads = attention.heads // size, attention.kv_heads // size
-    plan: dict[str, ParallelStyle] = {"qkv": ColwiseParallel(), "out": SummedRows()}
+    plan: dict[str, ParallelStyle] = {"qkv": ColwiseParallel(), "out": SummedRows(tokens)}
     whole_projection = attention.norm_kind == "qk_projection"
     for name in ("q_norm", "k_norm", "v_norm"):
         if getattr(attention, name) is not None:
@@ -52,9 +128,10 @@ def split_attention(attention: Attention, mesh: DeviceMesh) -> None:
     if attention.out_norm is not None:
         plan["out_norm"] = SplitNorm(FEATURES, along_features=True)
     parallelize_module(attention, mesh, plan)
+    tokens.around_sublayer(attention)
 
 
-def split_ffn(ffn: MLP, mesh: DeviceMesh) -> None:
+def split_ffn(ffn: MLP, mesh: DeviceMesh, tokens: Tokens) -> None:
     """Equal parts of the hidden width to every process."""
     refuse_growing(ffn)
     size, hidden = mesh.size(), ffn.down.in_features
@@ -62,10 +139,11 @@ def split_ffn(ffn: MLP, mesh: DeviceMesh) -> None:
         raise ConfigError(f"parallel.group: {size} is not allowed for tp; model.ffn_dim = {hidden} is no multiple")
     if ffn.activation in GATED:
         reorder(ffn.up, together([hidden, hidden], size))
-    plan: dict[str, ParallelStyle] = {"up": ColwiseParallel(), "down": SummedRows()}
+    plan: dict[str, ParallelStyle] = {"up": ColwiseParallel(), "down": SummedRows(tokens)}
     if ffn.out_norm is not None:
         plan["out_norm"] = SplitNorm(FEATURES, along_features=True)
     parallelize_module(ffn, mesh, plan)
+    tokens.around_sublayer(ffn)
 
 
 def refuse_growing(sublayer: nn.Module) -> None:
@@ -94,12 +172,13 @@ class SummedRows(RowwiseParallel):
     The style's own sum comes as a promise to be waited for, of another type.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Tokens) -> None:
         super().__init__(output_layouts=Partial(), use_local_output=False)
+        self.tokens = tokens
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module = super()._apply(module, device_mesh)
-        module.register_forward_hook(lambda _, inputs, out: out.redistribute(placements=[Replicate()]).to_local())
+        module.register_forward_hook(lambda _, inputs, out: self.tokens.scatter(out))
         return module
 
 
@@ -116,9 +195,7 @@ class SplitNorm(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, parameter in list(module.named_parameters(recurse=False)):
-            copies = nn.Parameter(distribute_tensor(parameter.detach(), device_mesh, [Replicate()]))
-            copies.register_hook(_summed)
-            module.register_parameter(name, copies)
+            module.register_parameter(name, replicated(parameter, device_mesh))
 
         def enter(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             split = DTensor.from_local(inputs[0], device_mesh, [Shard(self.dim)], run_check=False)
@@ -130,10 +207,3 @@ class SplitNorm(ParallelStyle):
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
         return module
-
-
-def _summed(grad: Tensor) -> Tensor:
-    """A gradient that every process has a part of, summed."""
-    if isinstance(grad, DTensor) and any(isinstance(p, Partial) for p in grad.placements):
-        return grad.redistribute(placements=[Replicate()] * grad.device_mesh.ndim)
-    return grad

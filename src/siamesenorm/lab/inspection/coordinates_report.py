@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from siamesenorm.data.atomic import whole_file
-from siamesenorm.lab.grid import parse_numbers
+from siamesenorm.data.atomic import write_texts
+from siamesenorm.errors import InspectionError
+from siamesenorm.lab.compare.axes import parse_numbers
+from siamesenorm.lab.drawing.page import Page
 from siamesenorm.lab.inspection.coordinates import FLAT, Axis, Coordinates, check_coordinates
-from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.figures import DASH, Plot, layout, trace
 from siamesenorm.lab.inspection.terminal import number
-from siamesenorm.lab.page import Page
 from siamesenorm.models.stack import Stack
 from siamesenorm.tasks import find_task
+from siamesenorm.terminal import plain_table
+from siamesenorm.train.provenance import command, machine_facts
 from siamesenorm.train.recipes import resolve
 
 JSON, HTML = "coordinates.json", "coordinates.html"
@@ -41,13 +42,13 @@ def check_recipe(
     task = find_task(config.task)(config)
     model = task.build_model()
     if not isinstance(model, Stack):
-        raise InspectionError(f"--coordinates: {recipe!r} is not allowed; it takes recipes of models on a topology")
+        raise InspectionError.not_allowed("--coordinates", recipe, "recipes of models on a topology")
     loader = task.loader(rank=0, world_size=1, sample=0, pin_memory=False)
     try:
         batches = [next(loader) for _ in range(steps)]
     finally:
         loader.close()
-    return check_coordinates(
+    found = check_coordinates(
         model,
         lambda model, batch: task.loss(model, dict(batch)).total,
         batches,
@@ -57,15 +58,15 @@ def check_recipe(
         seeds=seeds,
         progress=progress,
     )
+    facts = {"recipe": recipe, "overrides": list(overrides), "command": command(), **machine_facts()}
+    return found.model_copy(update={"source": facts})
 
 
 def parse_multiples(text: str, option: str) -> tuple[int, ...]:
     """``1,2,4``: whole numbers from 1, in order, each once."""
     found: tuple[int, ...] = parse_numbers([text], option, int)
     if any(not 1 <= multiple <= LARGEST for multiple in found) or list(found) != sorted(set(found)):
-        raise InspectionError(
-            f"{option}: {text!r} is not allowed; it takes rising whole numbers from 1 to {LARGEST}, such as 1,2,4"
-        )
+        raise InspectionError.not_allowed(option, text, f"rising whole numbers from 1 to {LARGEST}, such as 1,2,4")
     return found
 
 
@@ -75,7 +76,7 @@ def show(console: Console, found: Coordinates) -> None:
         Text.assemble((found.topology, "bold cyan"), f"  {found.parametrization}, {found.optimizer}, lr {found.lr:g}")
     )
     for axis in found.axes:
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+        table = plain_table()
         table.add_column(f"updates by {axis.direction}", no_wrap=True)
         for value in axis.values:
             table.add_column(str(value), justify="right", no_wrap=True)
@@ -164,11 +165,6 @@ def make_page(found: Coordinates) -> Page:
     return page
 
 
-def write_coordinates(found: Coordinates, folder: Path) -> tuple[Path, Path]:
+def write_coordinates(found: Coordinates, folder: Path) -> list[Path]:
     """Write both files into a folder, each whole or not at all; their paths, the page's last."""
-    texts = {JSON: found.to_json(), HTML: make_page(found).render()}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        with whole_file(folder / name) as file:
-            file.write(text.encode())
-    return folder / JSON, folder / HTML
+    return write_texts(folder, {JSON: found.to_json(), HTML: make_page(found).render()})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from siamesenorm.lab.drawing.page import Figure, label
 from siamesenorm.lab.inspection.result import Inspection
-from siamesenorm.lab.page import Figure, label
 
 TICKS = 30
 """Places on an axis that have a name at most."""

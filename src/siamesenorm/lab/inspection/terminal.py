@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from siamesenorm.lab.inspection.result import Inspection
-from siamesenorm.lab.live import sparkline
+from siamesenorm.terminal import plain_table, sparkline
 
 SPARK = 36
 """Signs of a sparkline at most."""
@@ -93,7 +93,7 @@ def some(names: Sequence[str], most: int) -> tuple[str, ...]:
 
 def profile(found: Inspection, width: int) -> Table:
     """First and last value with a sparkline between them."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("")
     table.add_column("stream", no_wrap=True)
     table.add_column("first", justify="right", no_wrap=True)

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from siamesenorm.data.atomic import locked_folder, whole_file, write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import MissingError, read_model
-from siamesenorm.lab.compare import Engine, check_measured
-from siamesenorm.lab.live import open_table
-from siamesenorm.lab.runner import DONE, Progress, Watcher, plan
+from siamesenorm.errors import ConfigError, DataError
+from siamesenorm.lab.compare.engines import CellEngine
+from siamesenorm.lab.compare.live import open_table
+from siamesenorm.lab.compare.preparation import check_measured
+from siamesenorm.lab.compare.runner import DONE, CellProgress, GridWatcher, plan
 from siamesenorm.lab.study.cells import Stage, StudyCell, cells_of, config_of, counts_of
-from siamesenorm.lab.study.plan import Part, PlanFile, changes, read_plan
+from siamesenorm.lab.study.plan import PlanFile, StudyPart, changes, read_plan
 from siamesenorm.lab.study.record import LEDGER, Record, merged, read_ledger, record_of, write_ledger
 from siamesenorm.tasks import find_task
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.provenance import data_hashes, origin
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ class Study:
             return []
         return changes(self.history[-1].values, self.file.values) or ["the same is written otherwise"]
 
-    def cells(self, part: Part, only: Collection[str] = ()) -> list[StudyCell]:
+    def cells(self, part: StudyPart, only: Collection[str] = ()) -> list[StudyCell]:
         """Cells of a part that can be run by now; only: those of some arms."""
         return [cell for cell in cells_of(self.file, part, self.records) if not only or cell.arm in only]
 
-    def missing(self, part: Part, only: Collection[str] = ()) -> list[StudyCell]:
+    def missing(self, part: StudyPart, only: Collection[str] = ()) -> list[StudyCell]:
         """Those of them that have no record."""
         return [cell for cell in self.cells(part, only) if cell.key not in self.records]
 
@@ -103,14 +103,16 @@ def open_study(path: Path | str, folder: Path | str) -> Study:
     """A plan with what its results folder holds; nothing is written."""
     file, folder = read_plan(path), Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out: {str(folder)!r} is not allowed; it takes a folder")
+        raise ConfigError.not_allowed("--out", str(folder), "a folder")
     if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).is_file() for name in (LEDGER, HISTORY)):
-        raise ConfigError(
-            f"--out: {str(folder)!r} is not allowed; it takes a new or empty folder, or one with a study's {LEDGER}"
-        )
+        raise ConfigError.not_allowed("--out", str(folder), f"a new or empty folder, or one with a study's {LEDGER}")
+    search = file.plan.search
     for part in file.plan.parts:  # what is wrong with a configuration is said before any is run
-        for arm in file.plan.arms_of(part):
-            config_of(file, part, arm, file.plan.search.run_seed, file.plan.search.draw(0))
+        first, *others = file.plan.arms_of(part)
+        for number in range(part.configurations):
+            config_of(file, part, first, search.run_seed, search.draw(number))
+        for arm in others:
+            config_of(file, part, arm, search.run_seed, search.draw(0))
     return Study(Path(path), file, folder, read_ledger(folder), read_history(folder))
 
 
@@ -124,7 +126,7 @@ def read_history(folder: Path) -> list[Version]:
         raise ConfigError(str(error)) from None
 
 
-def check_data(study: Study, parts: Sequence[Part]) -> dict[str, str]:
+def check_data(study: Study, parts: Sequence[StudyPart]) -> dict[str, str]:
     """Open the data of some parts; raises where they are not those that the plan names. Hashes by name."""
     found: dict[str, str] = {}
     plan = study.file.plan
@@ -170,26 +172,26 @@ def left(study: Study) -> list[Left]:
     return found
 
 
-def _seconds_each(study: Study, part: Part) -> float | None:
+def _seconds_each(study: Study, part: StudyPart) -> float | None:
     """Processor seconds of a run of a part, or of its size elsewhere."""
     runs = [record for record in study.records.values() if record.size == part.size and record.processor_seconds]
     near = [record for record in runs if record.place == part.place] or runs
     return statistics.fmean(record.processor_seconds or 0.0 for record in near) if near else None
 
 
-class Keeper(Watcher):
+class Keeper(GridWatcher):
     """Keeps the record of every cell that ends, while another watcher shows the cells."""
 
-    def __init__(self, study: Study, shown: Watcher) -> None:
+    def __init__(self, study: Study, shown: GridWatcher) -> None:
         self.study, self.shown = study, shown
 
-    def changed(self, progress: Progress) -> None:
+    def changed(self, progress: CellProgress) -> None:
         """Write the ledger anew when a cell has ended."""
         self.shown.changed(progress)
         if progress.state in DONE:
             self.keep(progress)
 
-    def keep(self, progress: Progress) -> None:
+    def keep(self, progress: CellProgress) -> None:
         """The record of one cell, once."""
         cell, plan = progress.cell, self.study.file.plan
         assert isinstance(cell, StudyCell)
@@ -209,12 +211,12 @@ class Outcome:
 
     complete: bool
     """Whether nobody stopped it."""
-    failed: list[Progress] = field(default_factory=list)
+    failed: list[CellProgress] = field(default_factory=list)
 
 
 def run_study(
     study: Study,
-    engine: Engine,
+    engine: CellEngine,
     cells: Path | str,
     *,
     only: Collection[str] = (),
@@ -257,12 +259,12 @@ def run_study(
 
 def _run_wave(
     study: Study,
-    engine: Engine,
+    engine: CellEngine,
     wave: Sequence[StudyCell],
     cells: Path,
     provenance: dict[str, Any],
     console: Console | None,
-) -> tuple[bool, list[Progress]]:
+) -> tuple[bool, list[CellProgress]]:
     """Run some cells; whether nobody stopped it, and how each ended."""
     places = plan(wave, cells)
     if console is not None:
@@ -286,7 +288,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
+        raise ConfigError.failed("--out", folder, "written", error) from None
 
 
 @contextlib.contextmanager
@@ -316,7 +318,7 @@ def begun(study: Study) -> Iterator[None]:
 
 
 def challenge(
-    study: Study, cell: StudyCell, engine: Engine, cells: Path | str, console: Console | None = None
+    study: Study, cell: StudyCell, engine: CellEngine, cells: Path | str, console: Console | None = None
 ) -> tuple[Record | None, Record | None]:
     """Run one cell again, apart from the study's records; what is on record of it, and what came of it now.
 
@@ -335,7 +337,7 @@ def challenge(
     return known, record_of(cell, place.folder, study.file.plan.metric, study.file.digest)
 
 
-def _unfinished(cell: StudyCell, folder: Path) -> Progress:
+def _unfinished(cell: StudyCell, folder: Path) -> CellProgress:
     """The first numbered folder that has no finished run of a cell."""
     for number in itertools.count(1):
         (place,) = plan([cell], folder / str(number))

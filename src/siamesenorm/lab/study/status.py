@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from siamesenorm.lab.compare import Engine
+from siamesenorm.errors import ConfigError
+from siamesenorm.lab.compare.engines import CellEngine
 from siamesenorm.lab.study.cells import config_of, counts_of, find_cell
 from siamesenorm.lab.study.record import Record
 from siamesenorm.lab.study.running import Study, challenge, left
+from siamesenorm.terminal import plain_table
 from siamesenorm.train.display import clock
 from siamesenorm.train.dry_run import estimate
-from siamesenorm.train.errors import ConfigError
 
 
 def show_status(study: Study, console: Console) -> None:
     """Parts and stages with cells done, cells in all, and the time that is left."""
-    table = _table("part", "stage", "done", "of", "left")
+    table = plain_table("part", "stage", "done", "of", "left", words=2)
     rows = left(study)
     for row in rows:
         rest = "" if row.done == row.of else "?" if row.seconds is None else clock(row.seconds)
@@ -39,7 +39,7 @@ def show_status(study: Study, console: Console) -> None:
 def show_dry_run(study: Study, console: Console) -> None:
     """Time a few steps of the baseline at each size; nothing is written."""
     plan, total = study.file.plan, 0.0
-    table = _table("part", "cells", "parameters", "steps", "ms a step", "minutes")
+    table = plain_table("part", "cells", "parameters", "steps", "ms a step", "minutes")
     found = {}
     for part in plan.parts:
         if (part.size, part.optimizer) not in found:
@@ -60,13 +60,13 @@ def show_dry_run(study: Study, console: Console) -> None:
     )
 
 
-def show_challenge(study: Study, title: str, engine: Engine, cells: Path, console: Console) -> None:
+def show_challenge(study: Study, title: str, engine: CellEngine, cells: Path, console: Console) -> None:
     """Run a cell again and set what came of it beside what is on record."""
     cell = find_cell(study.file, study.records, title)
     known, now = challenge(study, cell, engine, cells, console)
     if now is None:
         raise ConfigError(f"--challenge: {title!r} was not run to its end; the same command goes on")
-    table = _table("", "on record", "now")
+    table = plain_table("", "on record", "now", words=2)
     for name, get in (
         ("state", lambda r: r.state),
         (study.file.plan.metric, lambda r: "–" if r.score is None else f"{r.score:.6g}"),
@@ -87,10 +87,3 @@ def _sentence(known: Record | None, now: Record) -> str:
         same = known.state == now.state
         return f"Both ended {now.state}." if same else f"It ended {known.state} then and {now.state} now."
     return f"The difference is {now.score - known.score:+.3g}; the line below is the new record."
-
-
-def _table(*headers: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for number, header in enumerate(headers):
-        table.add_column(header, justify="left" if number < 2 and header != "cells" else "right")
-    return table

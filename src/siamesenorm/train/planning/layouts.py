@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.train.sequence_parallel import divides_tokens
+from siamesenorm.train.vocabulary_parallel import divides_vocabulary
 
 CHECKPOINTING = ("none", "sublayer", "full")
 TENSOR_GROUPS = (2, 4, 8)
@@ -34,7 +36,7 @@ class Layout:
     shards: int = 1
     """Processes that share one copy of weights, gradients and optimiser."""
     tensor: int = 1
-    """Processes that share heads and FFN columns of every block."""
+    """Processes that share heads and FFN columns of every block, tokens between sublayers and the vocabulary."""
 
     @property
     def data(self) -> int:
@@ -98,10 +100,18 @@ def narrowed(config: RunConfig, size: int) -> RunConfig:
     if kv_heads is not None:
         changes["kv_heads"] = kv_heads // size
     if "head_dim" in type(model).model_fields:
-        changes["head_dim"] = model.head_width
+        changes["head_dim"] = model.dim_per_head
     if getattr(model, "moe", None) is not None:  # experts stay whole
         changes.pop("ffn_dim")
+    if has_vocabulary_divided(config, size):
+        changes["vocab_size"] = -(-model.vocab_size // size)
     return config.model_copy(update={"model": model.model_copy(update=changes)})
+
+
+def has_vocabulary_divided(config: RunConfig, size: int) -> bool:
+    """Whether tensor groups of so many processes divide embedding, head and loss."""
+    vocabulary = getattr(config.model, "vocab_size", None)
+    return vocabulary is not None and size > 1 and divides_vocabulary(config.parallel.loss_parallel, vocabulary, size)
 
 
 DIMENSIONS: dict[str, Callable[[RunConfig, int], RunConfig]] = {"tensor": narrowed}
@@ -132,12 +142,17 @@ def problem_of(config: RunConfig, layout: Layout) -> str | None:
     if layout.tensor > 1:
         if not hasattr(model, "heads") or not hasattr(model, "ffn_dim"):
             return "tensor parallelism splits models of siamesenorm"
-        counts = {"heads": model.heads, "kv_heads": getattr(model, "key_heads", model.heads)}
+        counts = {"heads": model.heads, "kv_heads": getattr(model, "num_kv_heads", model.heads)}
         if getattr(model, "moe", None) is None:
             counts["ffn_dim"] = model.ffn_dim
         for name, count in counts.items():
             if count % layout.tensor:
                 return f"model.{name} = {count} is no multiple of a tensor group of {layout.tensor}"
+        try:
+            divides_tokens(config, layout.tensor)
+            has_vocabulary_divided(config, layout.tensor)
+        except ConfigError as error:
+            return str(error)
         if "lora" in config.train.parameters:
             return "tensor parallelism is not there for factors of LoRA"
         if "head_dim" not in type(model).model_fields:

@@ -15,7 +15,8 @@ import torch
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.optimizer import parameter_groups
 from siamesenorm.train.planning.layouts import Layout, of_process
-from siamesenorm.train.planning.profile import Profile, Question, Stage, grown, whole_model
+from siamesenorm.train.planning.profile import Profile, Question, StageMemory, grown, whole_model
+from siamesenorm.train.sequence_parallel import divides_tokens
 
 FLOAT = 4
 MUON_COPIES = 5
@@ -98,7 +99,7 @@ def need_of(config: RunConfig, layout: Layout, device: str, found: Profile | Non
     if found is None:
         # The CPU's kernels take float32 alone: links with gathered gains take plain operators, which keep more.
         gathered = device == "cpu" and layout.shards > 1 and config.train.precision == "bf16"
-        found = grown(Question(own, layout.micro_batch, device, layout.checkpointing, gathered))
+        found = grown(question_of(config, layout, device, gathered))
     shards = layout.shards
     ema = config.train.ema is not None
     weights, gradients = FLOAT * parts.all / shards, FLOAT * parts.trained / shards
@@ -113,14 +114,22 @@ def need_of(config: RunConfig, layout: Layout, device: str, found: Profile | Non
     return Need(weights, gradients, optimizer, found.kept, weights + optimizer + stages[where], where)
 
 
-def stage_bytes(name: str, stage: Stage, parts: Parts, layout: Layout, config: RunConfig, several: bool) -> float:
+def question_of(config: RunConfig, layout: Layout, device: str, gathered: bool = False) -> Question:
+    """What is asked of one process of a layout."""
+    tokens = layout.tensor if divides_tokens(config, layout.tensor) else 1
+    own = of_process(config, layout)
+    return Question(own, layout.micro_batch, device, layout.checkpointing, gathered, tokens)
+
+
+def stage_bytes(name: str, stage: StageMemory, parts: Parts, layout: Layout, config: RunConfig, several: bool) -> float:
     """What a stage holds beside weights and optimiser. several: whether a process computes more parts than one."""
     whole = FLOAT * parts.trained
     summed = tensor_sums(layout, config) if name in ("forward", "backward") else 0.0
     if layout.shards == 1:
-        # DDP's buckets are there from the first step on; gradients of earlier parts are there as well.
-        always = layout.mode == "ddp" or layout.data > 1 or several
-        return stage.alive + summed + (whole if always else stage.gradients)
+        # DDP's buckets are there from the first step on; gradients of earlier parts lie beside them, in no bucket.
+        buckets = whole if layout.mode == "ddp" or layout.data > 1 else 0.0
+        before = whole if several and name != "end" else 0.0 if buckets else stage.gradients
+        return stage.alive + summed + buckets + before
     low = config.train.precision == "bf16"
     block = (2 if low else FLOAT) * parts.block
     root = FLOAT * parts.root

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.cross_entropy import chunk_tokens
 from siamesenorm.models.counts import NARROW, kept_by_links
 from siamesenorm.models.stack import Stack
 from siamesenorm.tasks import find_task
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parameters import choose_parameters
+from siamesenorm.train.planning.sequence import pretend_divided
 from siamesenorm.train.planning.tracing import Moment, Trace, shapes_alone, trace_step
 from siamesenorm.train.precision import DTYPES
 
@@ -36,7 +37,7 @@ class UncountableError(ConfigError):
     """A step that cannot be counted: it looks at values, or its task has no samples without data."""
 
 
-class Stage(NamedTuple):
+class StageMemory(NamedTuple):
     """Bytes at the fullest moment of a stage."""
 
     alive: float
@@ -50,7 +51,7 @@ class Stage(NamedTuple):
 class Profile:
     """Bytes and work of a step of one process, of one part of its batch."""
 
-    stages: dict[str, Stage]
+    stages: dict[str, StageMemory]
     kept: float = 0.0
     gradients: float = 0.0
     flops: float = 0.0
@@ -64,7 +65,7 @@ class Profile:
         moments = [trace.stages.get(place, Moment()) for place in places]
         first = trace.stages.get(("backward", 0), Moment())
         moments.append(max(first, trace.stages.get(("end", 0), Moment()), key=lambda moment: moment.both))
-        stages = {name: Stage(m.alive, m.gradients, m.casts) for name, m in zip(STAGES, moments, strict=True)}
+        stages = {name: StageMemory(m.alive, m.gradients, m.casts) for name, m in zip(STAGES, moments, strict=True)}
         return cls(stages, trace.kept, trace.gradients, trace.flops, trace.traffic)
 
     def towards(self, other: Profile, share: float) -> Profile:
@@ -73,7 +74,7 @@ class Profile:
         def between(a: float, b: float) -> float:
             return max(0.0, a + share * (b - a))
 
-        stages = {name: Stage(*map(between, stage, other.stages[name])) for name, stage in self.stages.items()}
+        stages = {name: StageMemory(*map(between, stage, other.stages[name])) for name, stage in self.stages.items()}
         numbers = {
             name: between(getattr(self, name), getattr(other, name))
             for name in ("kept", "gradients", "flops", "traffic")
@@ -100,6 +101,8 @@ class Question:
     checkpointing: str
     gathered: bool = False
     """Whether blocks' weights are sharded and gathered in the lower precision that they are computed in."""
+    tokens: int = 1
+    """Parts of a sequence, of which a process carries one between sublayers."""
 
     @property
     def key(self) -> str:
@@ -108,7 +111,7 @@ class Question:
         sections = [section.model_dump_json() for section in (c.model, c.lora)]
         steps = c.train.precision, c.train.parameters, c.train.checkpointed_every
         return repr((c.task, c.sample_tokens, steps, self.rows, self.device, sections, self.checkpointing,
-                     self.gathered))  # fmt: skip
+                     self.gathered, self.tokens))  # fmt: skip
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -167,6 +170,7 @@ def traced(question: Question, blocks: int) -> Profile:
     task, dtype = find_task(config.task), DTYPES.get(config.train.precision)
     model = whole_model(config)
     checkpoint_activations(model, question.checkpointing)
+    pretend_divided(model, question.tokens)
     if question.gathered and isinstance(model, Stack):
         model.blocks.to(dtype)
     with shapes_alone(question.device):
@@ -201,7 +205,7 @@ def growth(question: Question, blocks: int) -> float:
         beyond = (all_of_them - _kept(config.model.topology, blocks - 1, norms)) - (more - few)
     else:
         beyond = all_of_them - few - (blocks - FEW) * (more - few)
-    tokens = getattr(config.model, "tokens", None) or config.sample_tokens
+    tokens = (getattr(config.model, "tokens", None) or config.sample_tokens) / question.tokens
     return max(0.0, beyond) * config.model.dim * tokens * question.rows * 4 if abs(beyond) > 0.5 else 0.0
 
 

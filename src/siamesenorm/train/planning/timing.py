@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.planning.hardware import GPU, Assumptions
-from siamesenorm.train.planning.layouts import Layout
+from siamesenorm.train.planning.layouts import Layout, has_vocabulary_divided
 from siamesenorm.train.planning.needs import FLOAT, Parts, tensor_sums
 from siamesenorm.train.planning.profile import Profile
+from siamesenorm.train.sequence_parallel import divides_tokens
 
 UPDATE = {"adamw": 7, "muon": 6}
 """How often an optimiser's step reads or writes a number of the size of the weights."""
@@ -25,14 +27,16 @@ class Sent:
     reduce_scatter: float = 0.0
     all_reduce: float = 0.0
     """Of gradients."""
-    tensor_all_reduce: float = 0.0
+    tensor: float = 0.0
     """Of activations, in tensor groups."""
+    tensor_scattered: float = 0.0
+    """Of these, in sums that are scattered."""
     collectives: int = 0
 
     @property
     def all(self) -> float:
         """Bytes."""
-        return self.all_gather + self.reduce_scatter + self.all_reduce + self.tensor_all_reduce
+        return self.all_gather + self.reduce_scatter + self.all_reduce + self.tensor
 
 
 def sent_by(config: RunConfig, layout: Layout, parts: Parts) -> Sent:
@@ -40,7 +44,7 @@ def sent_by(config: RunConfig, layout: Layout, parts: Parts) -> Sent:
     times = layout.parts(config.train.batch_size)
     blocks = int(getattr(config.model, "blocks", 1))
     gradients = FLOAT * parts.trained
-    gathered = scattered = reduced = tensor = 0.0
+    gathered = scattered = reduced = tensor = summed = 0.0
     count = 0
     if layout.shards > 1:
         share = (layout.shards - 1) / layout.shards
@@ -53,10 +57,34 @@ def sent_by(config: RunConfig, layout: Layout, parts: Parts) -> Sent:
         reduced = 2 * (layout.replicas - 1) / layout.replicas * gradients / layout.shards
         count += blocks + 2
     if layout.tensor > 1:
-        # Two sublayers of a block, there and back; the way back of a sublayer's input is a sum too.
-        tensor = times * 4 * blocks * 2 * (layout.tensor - 1) / layout.tensor * tensor_sums(layout, config)
+        block, around = tensor_passes(config, layout)
+        share, whole = (layout.tensor - 1) / layout.tensor, tensor_sums(layout, config)
+        width = FLOAT if config.train.precision == "fp32" else 2
+        tensor = times * share * whole * (blocks * block.all + around.all * FLOAT / width)
+        summed = times * share * whole * (blocks * block.scattered + around.scattered * FLOAT / width)
         count += times * 4 * blocks
-    return Sent(gathered, scattered, reduced, tensor, count)
+    return Sent(gathered, scattered, reduced, tensor, summed, count)
+
+
+class Passes(NamedTuple):
+    """How often activations of all tokens are gathered or scattered; a sum counts twice."""
+
+    all: int
+    scattered: int
+    """Of these, sums that are scattered."""
+
+
+def tensor_passes(config: RunConfig, layout: Layout) -> tuple[Passes, Passes]:
+    """In a block, and around the blocks.
+
+    There and back, a sublayer's input and its output, each a sum or a gathering and a scattering; experts are not
+    split.
+    """
+    tokens, loss = divides_tokens(config, layout.tensor), has_vocabulary_divided(config, layout.tensor)
+    experts = getattr(config.model, "moe", None) is not None
+    block = Passes(4 + 2 * tokens, 2 * tokens) if experts else Passes(8, 4 * tokens)
+    # The embedding's sum and the head's gradient; with divided tokens, the embedding's gradient and the head's input.
+    return block, Passes((2 - tokens) * loss + 2 * loss + 2 * tokens, tokens * loss)
 
 
 @dataclass(frozen=True)
@@ -97,6 +125,6 @@ def step_time(
     copies_over = inside if layout.gpus <= gpu.machine else outside
     behind = (sent.all_gather + sent.reduce_scatter) / shards_over + sent.all_reduce / copies_over
     behind += assumed.latency * sent.collectives * math.log2(max(2, layout.data)) * (layout.gpus > 1)
-    waited = sent.tensor_all_reduce / inside
+    waited = sent.tensor / inside
     exposed = waited + max(0.0, behind - assumed.overlap * (matmul + memory))
     return StepTime(matmul, memory, update, exposed, behind + waited)

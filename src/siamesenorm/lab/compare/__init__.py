@@ -1,0 +1,1 @@
+"""Comparing topologies: a grid of runs, checked, planned and run, each cell in a folder of its own."""

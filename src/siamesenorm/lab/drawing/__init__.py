@@ -1,0 +1,1 @@
+"""What pages share, whatever they show: the page itself, its style, colours that can be read."""

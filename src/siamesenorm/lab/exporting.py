@@ -1,0 +1,132 @@
+"""Exports: the weights of a run, or of another folder of ours, in the forms that others use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from siamesenorm.data.atomic import check_output
+from siamesenorm.data.streams import is_stream
+from siamesenorm.data.tensor_files import parse_size
+from siamesenorm.errors import ConfigError
+from siamesenorm.interop.gguf.exporter import is_gguf_export
+from siamesenorm.interop.pretrained.architectures import ARCHITECTURES
+from siamesenorm.interop.staging import check_target
+from siamesenorm.lab.sampling import open_generator
+from siamesenorm.language_folder import is_model
+from siamesenorm.opening import open_source
+from siamesenorm.tasks.corpora import saved_template
+from siamesenorm.train.stored import is_export, open_stored, save_stored
+from siamesenorm.train.trained import run_tokenizer
+
+FORMATS = ("diffusers", "gguf", "hf", "safetensors")
+DTYPES = ("float32", "bfloat16", "float16")
+SHARD = "5GB"
+
+
+def export_folder(
+    run: Path,
+    target: Path,
+    to: str,
+    *,
+    dtype: str | None = None,
+    shard_size: str | None = None,
+    tokenizer: bool = True,
+    remote_code: bool = True,
+    vae: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the weights of a run or model folder in one of `FORMATS`, or as an architecture of transformers."""
+    if to not in (*FORMATS, *ARCHITECTURES):
+        raise ConfigError.not_allowed("--to", to, (*FORMATS, *ARCHITECTURES))
+    if dtype is not None and (dtype not in DTYPES or to == "diffusers"):
+        allowed = "a pipeline keeps the run's" if to == "diffusers" else f"it takes one of {', '.join(DTYPES)}"
+        raise ConfigError(f"--dtype: {dtype!r} is not allowed; {allowed}")
+    if shard_size is not None and to in FORMATS and to != "hf":
+        raise ConfigError(f"--shard-size: {shard_size!r} is not allowed with --to {to}; it takes a Hugging Face folder")
+    size = parse_size(shard_size or SHARD, "--shard-size")
+    check_export(run, target, to, overwrite)
+    weights = None if dtype is None else getattr(torch, dtype)
+    if to == "diffusers":
+        export_pipeline(run, target, vae, overwrite)
+    elif to == "safetensors":
+        save_stored(open_stored(run), target, weights)
+    else:
+        export_language(run, target, to, weights, tokenizer, remote_code, overwrite, size)
+
+
+def export_language(
+    source: Path, target: Path, to: str, dtype: Any, tokenizer: bool, remote_code: bool, overwrite: bool, size: int
+) -> None:
+    """A language model as a folder of ours, of a stock architecture, or as a GGUF file."""
+    rooms = {"hf": ("huggingface", "export", "hf"), "gguf": ("gguf.exporter", "export_gguf", "gguf")}
+    room, name, extra = rooms.get(to, ("pretrained.stock", "export_stock", "hf"))
+    exporter = exporter_of(to, room, "transformers", extra=extra, name=name)
+    if to == "hf" and not is_model(source):
+        export_stored(exporter, source, target, tokenizer, dtype=dtype, max_shard_size=size, overwrite=overwrite,
+                      remote_code=remote_code, chat_template=saved_template(source))  # fmt: skip
+        return
+    found = open_source(source, "run")
+    options = {"tokenizer": found.tokenizer if tokenizer else None, "dtype": dtype}
+    if to == "gguf":
+        exporter(found.model, target, **options)
+        return
+    options |= {"chat_template": saved_template(source), "max_shard_size": size}
+    if to == "hf":
+        generation = found.generation
+        exporter(found.model, target, remote_code=remote_code, overwrite=overwrite, generation=generation, **options)
+    else:
+        exporter(found.model, target, to, overwrite=overwrite, generation=found.generation, **options)
+
+
+def export_stored(exporter: Callable[..., Any], source: Path, target: Path, tokenizer: bool, **options: Any) -> None:
+    """A run as a folder of ours; its weights are read and written one after the other."""
+    found = open_stored(source, "language")
+    reading = run_tokenizer(found.folder, found.config) if tokenizer else None
+    exporter(found.model, target, tokenizer=reading, weights=found.weights, **options)
+
+
+def check_export(run: Path, target: Path, to: str, overwrite: bool) -> None:
+    """Say what cannot be written or replaced before anything is opened."""
+    is_file = to in ("gguf", "safetensors")
+    if to == "safetensors" and not target.is_dir() and is_stream(target):
+        return
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not overwrite or is_file == target.is_dir():
+            raise ConfigError(f"target: {str(target)!r} is there already; --overwrite replaces a {to} export")
+        if target.resolve() in (run.resolve(), *run.resolve().parents):
+            raise ConfigError(f"target: {str(target)!r} is not allowed; the run lies in it")
+        if is_file and not (is_export if to == "safetensors" else is_gguf_export)(target):
+            raise ConfigError(f"target: {str(target)!r} is not replaced; it is no file that an export wrote")
+    if is_file:
+        check_output(target, "target")
+    else:
+        check_target(target, overwrite)
+
+
+def export_pipeline(run: Path, target: Path, vae: Path | None, overwrite: bool = False) -> None:
+    """A run of diffusion as a pipeline of diffusers; models of pixels are held within ±1 on the way."""
+    exporter = exporter_of("diffusers", "diffusers", "diffusers", extra="diffusion")
+    made = open_generator(run)
+    if vae is not None and not made.latent:
+        raise ConfigError(f"--vae: {str(vae)!r} is not allowed; this model makes pixels")
+    names = made.class_names or None
+    options = {"class_names": names, "vae": vae, "clip": not made.latent, "overwrite": overwrite}
+    exporter(made.model, made.process, target, **options)
+
+
+def exporter_of(to: str, room: str, package: str, extra: str = "hf", name: str = "export") -> Callable[..., Any]:
+    """The exporter of a room of interop, or one sentence about what is missing."""
+    try:
+        if extra != "diffusion":
+            importlib.import_module("transformers")
+        if extra == "gguf":
+            importlib.import_module("gguf")
+        exporter: Callable[..., Any] = getattr(importlib.import_module(f"siamesenorm.interop.{room}"), name)
+    except ImportError as error:
+        raise ConfigError.missing_package(f"--to: {to!r}", error.name or package, extra) from None
+    return exporter
