@@ -43,6 +43,7 @@ SHAPE = (
     "schedule.warmup=0",
     "train.compile=false",
 )
+EXPERTS = "model.moe={experts: 8, top_k: 2, expert_dim: 256}"
 ROWS = 4
 """Sequences of 128 tokens that a process computes at a time."""
 
@@ -57,12 +58,15 @@ def cases(quick: bool) -> list[dict[str, Any]]:
         for mode, kind in (("ddp", "none"), ("fsdp", "none"), ("tp", "none"), ("fsdp", "full"))
     ]
     extra = {"topology": "siamese", "checkpointing": "none"}
+    found.append({**extra, "processes": 2, "mode": "tp", "whole": True, "parts": 1})  # streams and vocabulary
     found += [{**extra, "processes": 2, "mode": mode, "parts": 2} for mode in ("ddp", "fsdp")]
     found.append({**extra, "processes": 2, "mode": "ddp", "checkpointing": "sublayer", "parts": 1})
     found += [
         {**extra, "processes": 4, "mode": mode, "group": group, "parts": 1}
         for mode, group in (("fsdp", None), ("hsdp", 2), ("tp", 2))
     ]
+    experts = {"topology": "pre", "checkpointing": "none", "mode": "fsdp", "parts": 1}
+    found += [{**experts, "processes": size, "ep": ep} for size, ep in ((2, 1), (2, 2), (4, 2))]
     return found
 
 
@@ -72,6 +76,10 @@ def config_of(case: dict[str, Any]) -> Any:
 
     data = case["processes"] // (case.get("group") or case["processes"]) if case["mode"] == "tp" else case["processes"]
     group = [f"parallel.group={case['group']}"] if case.get("group") else []
+    if case.get("whole"):
+        group += ["parallel.sequence_parallel=false", "parallel.loss_parallel=false"]
+    if "ep" in case:
+        group += [EXPERTS, f"parallel.ep={case['ep']}"]
     return resolve(
         "lm-tiny",
         [
@@ -95,7 +103,8 @@ def predicted(case: dict[str, Any]) -> dict[str, float]:
     from siamesenorm.train.planning.timing import sent_by
 
     config = config_of(case)
-    world = World(0, case["processes"], 0, case["processes"], mode=case["mode"], group=case.get("group"))
+    size, ep = case["processes"], case.get("ep", 1)
+    world = World(0, size, 0, size, mode=case["mode"], group=case.get("group"), ep=ep)
     layout = layout_of(config, world)
     need = need_of(config, layout, "cpu")
     sent = sent_by(config, layout, parts_of(of_process(config, layout)))
@@ -161,8 +170,8 @@ def measure_one(case: dict[str, Any], started: Any) -> dict[str, float]:
     from siamesenorm.train.distributed import World
     from siamesenorm.train.engine import Engine
 
-    size = started.size
-    world = World(started.rank, size, started.rank, size, mode=case["mode"], group=case.get("group"))
+    size, ep = started.size, case.get("ep", 1)
+    world = World(started.rank, size, started.rank, size, mode=case["mode"], group=case.get("group"), ep=ep)
     config = config_of(case)
     small = config.model_copy(
         update={"model": config.model.model_copy(update={"dim": 32, "ffn_dim": 32, "blocks": 2, "vocab_size": 258})}
@@ -218,7 +227,9 @@ def bytes_sent() -> int:
 def name_of(case: dict[str, Any]) -> str:
     """A case in words."""
     group = f" {case['group']}" if case.get("group") else ""
+    group += " whole" if case.get("whole") else ""
     parts = f", {case['parts']} parts" if case["parts"] > 1 else ""
+    parts += f", experts, ep {case['ep']}" if "ep" in case else ""
     return f"{case['topology']}, {case['processes']} × {case['mode']}{group}, {case['checkpointing']}{parts}"
 
 

@@ -13,10 +13,12 @@ recorded as it comes, with a digest of the source that it is of: a run that is c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -140,20 +142,25 @@ def run(python: Path, part: str, folders: dict[str, Path]) -> Iterator[tuple[str
     while left:
         command = [python, Path(__file__).parent / "serve.py", part, *left.values()]
         with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=errors, text=True)
+            process = subprocess.Popen(
+                command, env=surroundings, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            )
             assert process.stdout is not None
-            alarm = threading.Timer(PATIENCE, process.kill)
+            alarm = threading.Timer(PATIENCE, end, [process])
             alarm.start()
-            for line in process.stdout:
+            try:
+                for line in process.stdout:
+                    alarm.cancel()
+                    alarm = threading.Timer(PATIENCE, end, [process])
+                    alarm.start()
+                    answer = json.loads(line)
+                    name = next(name for name, folder in left.items() if str(folder) == answer["folder"])
+                    del left[name], answer["folder"]
+                    yield name, answer
+            finally:
                 alarm.cancel()
-                alarm = threading.Timer(PATIENCE, process.kill)
-                alarm.start()
-                answer = json.loads(line)
-                name = next(name for name, folder in left.items() if str(folder) == answer["folder"])
-                del left[name], answer["folder"]
-                yield name, answer
-            alarm.cancel()
-            process.wait()
+                end(process)
+                process.wait()
             errors.seek(0)
             said = [line.strip() for line in errors if "Error" in line]
         if left:
@@ -161,6 +168,12 @@ def run(python: Path, part: str, folders: dict[str, Path]) -> Iterator[tuple[str
             del left[name]
             why = said[-1][-300:] if said else f"exit code {process.returncode}"
             yield name, {"passed": False, "error": why}
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Whatever a process left behind ends with it: vLLM's engine and its ranks outlive who started them."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def main() -> int:

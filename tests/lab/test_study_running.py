@@ -5,12 +5,14 @@ import shutil
 import sys
 
 import pytest
+from tests.commands.refusals import one_sentence
 
 from siamesenorm.cli import main
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.runner import ThisProcess
 from siamesenorm.lab.study.merging import merge_records
 from siamesenorm.lab.study.page import write_results
+from siamesenorm.lab.study.plan import parse_plan
 from siamesenorm.lab.study.plots import DIFFERENCES, TRIED
 from siamesenorm.lab.study.record import LEDGER, read_ledger, write_ledger
 from siamesenorm.lab.study.running import challenge, left, open_study, run_study
@@ -301,3 +303,22 @@ def test_the_command_says_how_far_a_study_is_and_refuses_in_one_sentence(first, 
         assert heard.err.startswith(f"siamesenorm: {words}")
         assert heard.err.count("\n") == 1
         assert not (tmp_path / "new").exists()
+
+
+def test_what_a_plan_draws_and_a_folder_of_runs_that_is_none_are_refused_before_anything_is_written(tmp_path, capsys):
+    """The first draw is allowed; a later one is not."""
+    values = plan_values(configurations=8)
+    values["search"]["space"]["optimizer.lr"]["high"] = 1e9
+    assert parse_plan(values).search.draw(0)["optimizer.lr"] < 1000
+    (tmp_path / "wide.yaml").write_text(write_yaml(values))
+    (tmp_path / "plan.yaml").write_text(write_yaml(plan_values()))
+    (tmp_path / "file").write_text("a file")
+    before = sorted(tmp_path.iterdir())
+    for words, *command in (
+        ("optimizer.lr: ", "wide.yaml", "--out", "out"),
+        ("--cells: ", "plan.yaml", "--out", "out", "--cells", "file"),
+        ("--cells: ", "plan.yaml", "--out", "out", "--cells", "file/inside"),
+    ):
+        said = one_sentence(["study", *(str(tmp_path / part) if part[0] != "-" else part for part in command)], capsys)
+        assert words in said
+        assert sorted(tmp_path.iterdir()) == before

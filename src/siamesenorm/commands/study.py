@@ -75,6 +75,7 @@ def study(
         raise ConfigError(f"--merge: is not allowed with {'--status' if status else '--dry-run'}, which writes nothing")
     opened = open_study(plan, out or plan.with_suffix(""))
     folder = cells or Path("runs") / f"study-{opened.file.plan.name}"
+    check_cells(folder)
     if status or dry_run:
         show_dry_run(opened, console) if dry_run else show_status(opened, console)
         return
@@ -98,3 +99,15 @@ def study(
         raise typer.Exit(EXIT_INTERRUPTED)
     if outcome.failed:
         raise typer.Exit(EXIT_FAILED)
+
+
+def check_cells(folder: Path) -> None:
+    """Raise where a folder of runs cannot be made, or is none."""
+    from siamesenorm.errors import ConfigError
+
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    except OSError as error:
+        raise ConfigError.failed("--cells", folder, "made", error) from None
+    if not there.is_dir():
+        raise ConfigError.not_allowed("--cells", str(folder), "a folder")

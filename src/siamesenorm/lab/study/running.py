@@ -106,9 +106,13 @@ def open_study(path: Path | str, folder: Path | str) -> Study:
         raise ConfigError.not_allowed("--out", str(folder), "a folder")
     if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).is_file() for name in (LEDGER, HISTORY)):
         raise ConfigError.not_allowed("--out", str(folder), f"a new or empty folder, or one with a study's {LEDGER}")
+    search = file.plan.search
     for part in file.plan.parts:  # what is wrong with a configuration is said before any is run
-        for arm in file.plan.arms_of(part):
-            config_of(file, part, arm, file.plan.search.run_seed, file.plan.search.draw(0))
+        first, *others = file.plan.arms_of(part)
+        for number in range(part.configurations):
+            config_of(file, part, first, search.run_seed, search.draw(number))
+        for arm in others:
+            config_of(file, part, arm, search.run_seed, search.draw(0))
     return Study(Path(path), file, folder, read_ledger(folder), read_history(folder))
 
 

@@ -19,6 +19,7 @@ from siamesenorm.train.vocabulary_parallel import divides_vocabulary
 CHECKPOINTING = ("none", "sublayer", "full")
 TENSOR_GROUPS = (2, 4, 8)
 """Sizes that are tried; beyond a machine's fast links a tensor group does not pay."""
+EXPERT_GROUPS = (2, 4, 8)
 LARGEST_PART = 256
 """Samples of a part that are tried at most."""
 
@@ -37,6 +38,8 @@ class Layout:
     """Processes that share one copy of weights, gradients and optimiser."""
     tensor: int = 1
     """Processes that share heads and FFN columns of every block, tokens between sublayers and the vocabulary."""
+    ep: int = 1
+    """Processes that divide a block's experts."""
 
     @property
     def data(self) -> int:
@@ -60,10 +63,12 @@ class Layout:
     def name(self) -> str:
         """As people say it: ``hsdp 8``, ``tp 2 × fsdp 16``."""
         if self.mode == "hsdp":
-            return f"hsdp {self.shards}"
-        if self.mode == "tp":
-            return f"tp {self.tensor}" + (f" × fsdp {self.shards}" if self.shards > 1 else "")
-        return {"none": "one GPU"}.get(self.mode, self.mode)
+            name = f"hsdp {self.shards}"
+        elif self.mode == "tp":
+            name = f"tp {self.tensor}" + (f" × fsdp {self.shards}" if self.shards > 1 else "")
+        else:
+            name = {"none": "one GPU"}.get(self.mode, self.mode)
+        return name + (f", ep {self.ep}" if self.ep > 1 else "")
 
     def overrides(self, config: RunConfig) -> list[str]:
         """What differs from a run's own configuration, as ``key=value``."""
@@ -82,6 +87,7 @@ FIELDS: dict[str, Callable[[Layout, RunConfig], Any]] = {
     "parallel.group": lambda layout, config: {"hsdp": layout.shards, "tp": layout.tensor}.get(
         layout.mode, config.parallel.group
     ),
+    "parallel.ep": lambda layout, config: layout.ep,
     "train.micro_batch_size": lambda layout, config: (
         None
         if config.train.micro_batch_size is None and layout.parts(config.train.batch_size) == 1
@@ -114,7 +120,16 @@ def has_vocabulary_divided(config: RunConfig, size: int) -> bool:
     return vocabulary is not None and size > 1 and divides_vocabulary(config.parallel.loss_parallel, vocabulary, size)
 
 
-DIMENSIONS: dict[str, Callable[[RunConfig, int], RunConfig]] = {"tensor": narrowed}
+def fewer_experts(config: RunConfig, size: int) -> RunConfig:
+    """The model that one of the processes has that divide experts; no fewer than a token chooses."""
+    model: Any = config.model
+    few = max(model.moe.experts // size, model.moe.top_k)
+    return config.model_copy(
+        update={"model": model.model_copy(update={"moe": model.moe.model_copy(update={"experts": few})})}
+    )
+
+
+DIMENSIONS: dict[str, Callable[[RunConfig, int], RunConfig]] = {"tensor": narrowed, "ep": fewer_experts}
 """What a dimension of a layout makes of the model that one process computes."""
 
 
@@ -139,6 +154,12 @@ def problem_of(config: RunConfig, layout: Layout) -> str | None:
             return f"samples are mixed in pairs, and train.batch_size = {batch} is no multiple of {2 * layout.data}"
         if layout.micro_batch % 2:
             return f"samples are mixed in pairs, and micro-batches of {layout.micro_batch} are odd"
+    if layout.ep > 1:
+        experts = getattr(getattr(model, "moe", None), "experts", None)
+        if experts is None:
+            return "the model has no experts"
+        if experts % layout.ep or layout.shards % layout.ep:
+            return f"{layout.ep} processes divide neither {experts} experts nor {layout.shards} shards evenly"
     if layout.tensor > 1:
         if not hasattr(model, "heads") or not hasattr(model, "ffn_dim"):
             return "tensor parallelism splits models of siamesenorm"
@@ -174,13 +195,14 @@ def layout_of(config: RunConfig, world: World, micro: int | None = None) -> Layo
     tensor = world.group if world.mode == "tp" else 1
     wish, share = config.train.micro_batch_size, -(-config.train.batch_size // world.data_size)
     rows = micro or (share if wish is None else 1 if wish == "auto" else min(wish, share))
-    return Layout(world.size, world.mode, rows, config.train.activation_checkpointing, shards, tensor)
+    return Layout(world.size, world.mode, rows, config.train.activation_checkpointing, shards, tensor, world.ep)
 
 
 def given_layout(config: RunConfig, gpus: int, machine: int) -> Layout:
     """The layout that a run has on so many GPUs, `machine` of them in each machine, as its configuration stands."""
     try:
-        world = World(0, gpus, 0, min(machine, gpus), mode=config.parallel.mode, group=config.parallel.group)
+        parallel = config.parallel
+        world = World(0, gpus, 0, min(machine, gpus), mode=parallel.mode, group=parallel.group, ep=parallel.ep)
     except ConfigError as error:
         raise ConfigError(f"{error} (GPUs)") from None
     return layout_of(config, world)
@@ -194,6 +216,8 @@ def possible_layouts(config: RunConfig, gpus: int, machine: int) -> Iterator[Lay
     for size in TENSOR_GROUPS:
         if size <= machine and gpus % size == 0:
             kinds.append({"mode": "tp", "tensor": size, "shards": gpus // size})
+    if getattr(config.model, "moe", None) is not None:
+        kinds += [{**kind, "ep": size} for kind in kinds for size in EXPERT_GROUPS if size <= kind.get("shards", 1)]
     for kind in kinds:
         part = 1
         while part <= min(LARGEST_PART, -(-config.train.batch_size // (gpus // kind.get("tensor", 1)))):

@@ -7,12 +7,13 @@ gathered, with it the block that is computed and, on the way back, the next one.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from siamesenorm.train.config import RunConfig
+from siamesenorm.train.expert_parallel import experts_of, stacked
 from siamesenorm.train.optimizer import parameter_groups
 from siamesenorm.train.planning.layouts import Layout, of_process
 from siamesenorm.train.planning.profile import Profile, Question, StageMemory, grown, whole_model
@@ -38,6 +39,8 @@ class Parts:
     """Numbers that the optimiser keeps."""
     largest: int
     """Of the matrices that Muon updates."""
+    experts: int = 0
+    """Of the blocks' parameters, those of experts."""
 
     @property
     def all(self) -> int:
@@ -84,9 +87,9 @@ def _parts(question: Question) -> Parts:
     moments = sum((1 if group["muon"] else 2) * p.numel() for group in groups for p in group["params"])
     largest = max((p.numel() for group in groups if group["muon"] for p in group["params"]), default=0)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return Parts(
-        sum(sizes), max(sizes, default=0), embedding, total - sum(sizes) - embedding, trained, moments, largest
-    )
+    experts = sum(p.numel() for moe in experts_of(model) for p in stacked(moe).values())
+    root = total - sum(sizes) - embedding
+    return Parts(sum(sizes), max(sizes, default=0), embedding, root, trained, moments, largest, experts)
 
 
 def need_of(config: RunConfig, layout: Layout, device: str, found: Profile | None = None) -> Need:
@@ -94,21 +97,21 @@ def need_of(config: RunConfig, layout: Layout, device: str, found: Profile | Non
 
     device: ``cpu`` or ``cuda``. found: of one part of its batch, where that is known already.
     """
-    own = of_process(config, layout)
-    parts = parts_of(own)
+    parts = parts_of(of_process(config, layout))
+    held = parts_of(of_process(config, replace(layout, ep=1)))  # what all of its shards have together
     if found is None:
         # The CPU's kernels take float32 alone: links with gathered gains take plain operators, which keep more.
         gathered = device == "cpu" and layout.shards > 1 and config.train.precision == "bf16"
         found = grown(question_of(config, layout, device, gathered))
     shards = layout.shards
     ema = config.train.ema is not None
-    weights, gradients = FLOAT * parts.all / shards, FLOAT * parts.trained / shards
-    optimizer = FLOAT * (parts.moments + parts.trained * ema) / shards
+    weights, gradients = FLOAT * held.all / shards, FLOAT * held.trained / shards
+    optimizer = FLOAT * (held.moments + held.trained * ema) / shards
     several = layout.parts(config.train.batch_size) > 1
     stages = {name: stage_bytes(name, stage, parts, layout, config, several) for name, stage in found.stages.items()}
     copies = MUON_COPIES * (2 if device == "cuda" else FLOAT) * parts.largest
     if not config.optimizer.fused and config.optimizer.kind == "adamw":
-        copies = int(FLOAT * parts.trained / shards)
+        copies = int(FLOAT * held.trained / shards)
     stages["optimiser"] = gradients + copies
     where = max(stages, key=lambda name: stages[name])
     return Need(weights, gradients, optimizer, found.kept, weights + optimizer + stages[where], where)
@@ -118,7 +121,7 @@ def question_of(config: RunConfig, layout: Layout, device: str, gathered: bool =
     """What is asked of one process of a layout."""
     tokens = layout.tensor if divides_tokens(config, layout.tensor) else 1
     own = of_process(config, layout)
-    return Question(own, layout.micro_batch, device, layout.checkpointing, gathered, tokens)
+    return Question(own, layout.micro_batch, device, layout.checkpointing, gathered, tokens, layout.ep)
 
 
 def stage_bytes(name: str, stage: StageMemory, parts: Parts, layout: Layout, config: RunConfig, several: bool) -> float:
@@ -131,7 +134,10 @@ def stage_bytes(name: str, stage: StageMemory, parts: Parts, layout: Layout, con
         before = whole if several and name != "end" else 0.0 if buckets else stage.gradients
         return stage.alive + summed + buckets + before
     low = config.train.precision == "bf16"
-    block = (2 if low else FLOAT) * parts.block
+    block: float = parts.block
+    if layout.ep == layout.shards:  # a process's experts are nobody else's, and never gathered
+        block -= parts.experts / max(1, int(getattr(config.model, "blocks", 1)))
+    block *= 2 if low else FLOAT
     root = FLOAT * parts.root
     alive = stage.alive + summed - (stage.casts if low else 0.0)
     kept = (

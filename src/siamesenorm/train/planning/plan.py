@@ -100,9 +100,11 @@ def make_plan(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions | Non
         raise ConfigError.not_allowed("--gpus", gpus, f"1 to {MOST_GPUS}")
     if gpus > gpu.machine and gpus % gpu.machine:
         raise ConfigError.not_allowed("--gpus", gpus, f"up to {gpu.machine} or whole machines of as many")
-    for name, size in (("pp", config.parallel.pp), ("ep", config.parallel.ep)):
-        if size > 1:
-            raise ConfigError(f"parallel.{name}: {size} is not allowed; a plan does not count it yet and takes 1")
+    if config.parallel.pp > 1:
+        raise ConfigError(
+            f"parallel.pp: {config.parallel.pp} is not allowed; a plan counts one process that stands for all, "
+            f"and stages of a pipeline hold different parts and different numbers of micro-batches; it takes 1"
+        )
     assumed = assumed or Assumptions()
     found: list[LayoutChoice] = []
     refused: dict[str, str] = {}
@@ -165,6 +167,7 @@ def evaluate(
 
 def _estimated(config: RunConfig, layout: Layout) -> Profile:
     """A profile from that of a whole model and of tensor groups of two: what is split halves, the rest stays."""
+    layout = replace(layout, ep=min(layout.ep, 2))  # however many there are, as many rows travel as stay
     whole = grown(question_of(config, replace(layout, tensor=1), "cuda"))
     if layout.tensor == 1:
         return whole

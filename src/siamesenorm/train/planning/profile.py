@@ -23,6 +23,7 @@ from siamesenorm.tasks import find_task
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.parameters import choose_parameters
+from siamesenorm.train.planning.experts import pretend_exchanged
 from siamesenorm.train.planning.sequence import pretend_divided
 from siamesenorm.train.planning.tracing import Moment, Trace, shapes_alone, trace_step
 from siamesenorm.train.precision import DTYPES
@@ -103,6 +104,8 @@ class Question:
     """Whether blocks' weights are sharded and gathered in the lower precision that they are computed in."""
     tokens: int = 1
     """Parts of a sequence, of which a process carries one between sublayers."""
+    ep: int = 1
+    """Processes that tokens travel between to the experts they chose."""
 
     @property
     def key(self) -> str:
@@ -111,7 +114,7 @@ class Question:
         sections = [section.model_dump_json() for section in (c.model, c.lora)]
         steps = c.train.precision, c.train.parameters, c.train.checkpointed_every
         return repr((c.task, c.sample_tokens, steps, self.rows, self.device, sections, self.checkpointing,
-                     self.gathered, self.tokens))  # fmt: skip
+                     self.gathered, self.tokens, self.ep))  # fmt: skip
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -171,6 +174,7 @@ def traced(question: Question, blocks: int) -> Profile:
     model = whole_model(config)
     checkpoint_activations(model, question.checkpointing)
     pretend_divided(model, question.tokens)
+    pretend_exchanged(model, question.ep)
     if question.gathered and isinstance(model, Stack):
         model.blocks.to(dtype)
     with shapes_alone(question.device):

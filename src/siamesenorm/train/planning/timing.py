@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.planning.hardware import GPU, Assumptions
@@ -31,12 +31,14 @@ class Sent:
     """Of activations, in tensor groups."""
     tensor_scattered: float = 0.0
     """Of these, in sums that are scattered."""
+    all_to_all: float = 0.0
+    """Of tokens, to experts and back."""
     collectives: int = 0
 
     @property
     def all(self) -> float:
         """Bytes."""
-        return self.all_gather + self.reduce_scatter + self.all_reduce + self.tensor
+        return self.all_gather + self.reduce_scatter + self.all_reduce + self.tensor + self.all_to_all
 
 
 def sent_by(config: RunConfig, layout: Layout, parts: Parts) -> Sent:
@@ -47,14 +49,17 @@ def sent_by(config: RunConfig, layout: Layout, parts: Parts) -> Sent:
     gathered = scattered = reduced = tensor = summed = 0.0
     count = 0
     if layout.shards > 1:
-        share = (layout.shards - 1) / layout.shards
+        share, few = (layout.shards - 1) / layout.shards, layout.shards / layout.ep
         width = 2 if config.train.precision == "bf16" else FLOAT
+        experts = (few - 1) / few * parts.experts  # a process's own, which fewer processes shard
         # Blocks and embedding on the way there and back, the root once.
-        gathered = times * share * (2 * width * parts.blocks + FLOAT * (2 * parts.embedding + parts.root))
-        scattered = share * gradients
+        blocks_sent = share * (parts.blocks - parts.experts) + experts
+        gathered = times * (2 * width * blocks_sent + share * FLOAT * (2 * parts.embedding + parts.root))
+        scattered = share * (gradients - FLOAT * parts.experts) + FLOAT * experts
         count += (2 * blocks + 3) * times + blocks + 2
     if layout.replicas > 1:
-        reduced = 2 * (layout.replicas - 1) / layout.replicas * gradients / layout.shards
+        held = (gradients - FLOAT * parts.experts) / layout.shards + FLOAT * parts.experts * layout.ep / layout.shards
+        reduced = 2 * (layout.replicas - 1) / layout.replicas * held
         count += blocks + 2
     if layout.tensor > 1:
         block, around = tensor_passes(config, layout)
@@ -63,7 +68,18 @@ def sent_by(config: RunConfig, layout: Layout, parts: Parts) -> Sent:
         tensor = times * share * whole * (blocks * block.all + around.all * FLOAT / width)
         summed = times * share * whole * (blocks * block.scattered + around.scattered * FLOAT / width)
         count += times * 4 * blocks
-    return Sent(gathered, scattered, reduced, tensor, summed, count)
+    travelled = exchanged(config, layout, times * blocks)
+    return Sent(gathered, scattered, reduced, tensor, summed, travelled, count + (4 * times * blocks) * (layout.ep > 1))
+
+
+def exchanged(config: RunConfig, layout: Layout, times: int) -> float:
+    """Bytes of tokens that leave a process for experts and come back, there and on the way back; balanced routing."""
+    if layout.ep == 1:
+        return 0.0
+    model: Any = config.model
+    rows = layout.micro_batch * config.sample_tokens * model.moe.top_k
+    width = FLOAT if config.train.precision == "fp32" else 2
+    return times * 4 * (layout.ep - 1) / layout.ep * rows * model.dim * width
 
 
 class Passes(NamedTuple):
@@ -125,6 +141,6 @@ def step_time(
     copies_over = inside if layout.gpus <= gpu.machine else outside
     behind = (sent.all_gather + sent.reduce_scatter) / shards_over + sent.all_reduce / copies_over
     behind += assumed.latency * sent.collectives * math.log2(max(2, layout.data)) * (layout.gpus > 1)
-    waited = sent.tensor / inside
+    waited = sent.tensor / inside + sent.all_to_all / (inside if layout.ep <= gpu.machine else outside)
     exposed = waited + max(0.0, behind - assumed.overlap * (matmul + memory))
     return StepTime(matmul, memory, update, exposed, behind + waited)
