@@ -13,10 +13,10 @@ $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/siamesenorm/*/k
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing into .venv (a few minutes the first time)'
 	$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m siamesenorm.data.torchvision_ops
+	$(BIN)/python scripts/mend_torchvision.py
 	touch $@
 
-demo: $(READY) ## compare pre, post and siamese on an embedded corpus: five to six minutes, a report in runs/compare
+demo: $(READY) ## compare pre, post and siamese on an embedded corpus: about five minutes, a report in runs/compare
 	$(BIN)/siamesenorm topologies
 	$(BIN)/siamesenorm compare
 
@@ -40,7 +40,7 @@ lint: $(READY) ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(READY) ## rewrite the tables in README.md and docs/ that come from the code
+docs: $(READY) ## rewrite the parts of docs/ that come from the code
 	$(BIN)/python docs/refresh.py
 
 site: $(READY) ## the documentation as a site in site/; a broken link is an error

@@ -26,7 +26,7 @@ from race import Results, Turn, arguments, repeated
 from siamesenorm.layers.kernels import decode, rotary, swiglu
 from siamesenorm.layers.linear import linear
 from siamesenorm.layers.moe import MoE
-from siamesenorm.layers.rotary import rotary_turn
+from siamesenorm.layers.rotary import rotary_cos_sin
 from siamesenorm.models.lm import LanguageModel, LMConfig, MoEConfig, generate
 from siamesenorm.residual import Residual, siamese
 from siamesenorm.residual.kernels import native, rms_norm
@@ -85,13 +85,13 @@ def operations(shape: Shape, times: int) -> dict[str, Turn]:
     stream = torch.randn(*rows, shape.dim)
     links = Residual("siamese", shape.dim, 2, needs="waived")
     between: Any = links.step(*links.links[:2])
-    turn = rotary_turn(torch.arange(shape.sequence), width, 10000.0)
+    turn = rotary_cos_sin(torch.arange(shape.sequence), width, 10000.0)
     heads = torch.randn(*rows, 3 * shape.heads, width)
     cache = torch.zeros(2, 1, shape.heads, CONTEXT, width)
     query = torch.randn(3, 1, 1, shape.heads, width)
     weight = torch.randn(shape.hidden, shape.dim)
     moe = MoE(shape.dim, shape.hidden // 2, 16, 2)
-    angles = rotary_turn(torch.tensor([PROMPT]), width, 10000.0)
+    angles = rotary_cos_sin(torch.tensor([PROMPT]), width, 10000.0)
 
     def attend() -> Tensor:
         q, k, v = query

@@ -30,7 +30,7 @@ from siamesenorm.tasks import find_task
 from siamesenorm.train.optimizer import build_optimizer, set_lr
 from siamesenorm.train.parallel import clip_gradients
 from siamesenorm.train.recipes import resolve
-from siamesenorm.train.schedule import share_of_peak
+from siamesenorm.train.schedule import lr_factor
 
 RESULTS = Path(__file__).parent / "results" / "lr_transfer.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "lr_transfer.png"
@@ -99,7 +99,7 @@ def train(run: Run, steps: int) -> dict[str, Any]:
     loader = task.loader(rank=0, world_size=1, sample=0, pin_memory=False)
     try:
         for step in range(1, steps + 1):
-            set_lr(optimizer, run.lr * share_of_peak(config.schedule, step, STEPS))
+            set_lr(optimizer, run.lr * lr_factor(config.schedule, step, STEPS))
             optimizer.zero_grad(set_to_none=True)
             loss = task.loss(model, next(loader)).total
             if not math.isfinite(loss.item()):

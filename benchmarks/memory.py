@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from contestants import SHAPES, THEIRS, Loss, build, every_topology, in_way, next_token_loss, training, ways
 from race import Results, arguments
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.errors import TopologyError
 from siamesenorm.residual.registry import parse_topology
 
 MEASURED = ("d256x8", "d512x12", "d64x12")

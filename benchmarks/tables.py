@@ -1,4 +1,4 @@
-"""Result files as tables for README.md and docs/costs.md, so that no figure is typed: `make docs` writes them.
+"""Result files as tables for docs/costs.md, so that no figure is typed: `make docs` writes them.
 
 Times are ratios: the median over rounds with its quartiles, the ratio of the fastest turns, and that of processor
 time. What was not measured is a dash, and a table without its result file says which command makes it.
@@ -54,14 +54,12 @@ def rounds_of(data: dict[str, Any], race: str, *contestants: str) -> Rounds:
     return rounds if rounds and all(c in rounds[0] for c in contestants) else []
 
 
-def ratio(data: dict[str, Any] | None, race: str, name: str, reference: str, brief: bool = False) -> str:
-    """One cell: median (quartiles), fastest, processor time; or the median alone."""
+def ratio(data: dict[str, Any] | None, race: str, name: str, reference: str) -> str:
+    """One cell: median (quartiles), fastest, processor time."""
     rounds = rounds_of(data, race, name, reference) if data else []
     if not rounds:
         return "–"
     r = compared(rounds, name, reference)
-    if brief:
-        return f"{r.median:.2f}"
     return f"{r.median:.3f} ({r.low:.3f} to {r.high:.3f}), {r.fastest:.3f}, {r.processor:.3f}"
 
 
@@ -107,8 +105,8 @@ def contestants(folder: str) -> str:
     return table("lm", make, folder)
 
 
-def topologies(folder: str, brief: bool = False) -> str:
-    """Every topology beside `pre`: steps, and memory where it was measured; briefly, the medians alone."""
+def topologies(folder: str) -> str:
+    """Every topology beside `pre`: steps, and memory where it was measured."""
     memory = load("memory")
 
     def make(data: dict[str, Any]) -> str:
@@ -117,9 +115,7 @@ def topologies(folder: str, brief: bool = False) -> str:
         rows = []
         for name in every_topology()[1:]:
             times = [
-                ratio(data, f"{shape} {name}", f"{name}@{way}", f"pre@{way}", brief)
-                for shape in shapes
-                for way in ways(name)
+                ratio(data, f"{shape} {name}", f"{name}@{way}", f"pre@{way}") for shape in shapes for way in ways(name)
             ]
             kept = [memory_cell(memory, shapes, name, way, "saved_bytes") for way in ways(name)]
             peak = [memory_cell(memory, shapes, name, way, "peak_kib") for way in ways(name)]

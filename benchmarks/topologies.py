@@ -14,7 +14,7 @@ import sys
 
 from contestants import SHAPES, every_topology, line_up
 from race import Results, arguments
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.errors import TopologyError
 from siamesenorm.residual.registry import parse_topology
 
 

@@ -1,4 +1,4 @@
-"""Write the parts of README.md and docs/ that come from the code; ``--check`` only says whether they are current."""
+"""Write the parts of docs/ that come from the code; ``--check`` only says whether they are current."""
 
 from __future__ import annotations
 
@@ -130,17 +130,12 @@ def _answered(result: dict[str, object] | None) -> str:
 
 
 PARTS = {
-    "README.md": {
-        "topologies": table,
-        "signal": signal,
-        "verdicts": partial(tables.verdicts, ""),
-        "cost-topologies": partial(tables.topologies, "", brief=True),
-    },
+    "docs/concepts.md": {"signal": signal},
     "docs/costs.md": {name: partial(make, "../") for name, make in tables.PARTS.items()},
     "docs/plan.md": {"plan": partial(tables.plan, "../")},
     "docs/grafts.md": {"grafts": grafts.table_of_results},
     "docs/serving.md": {"served": served},
-    "docs/topologies.md": {"sections": sections},
+    "docs/topologies.md": {"topologies": table, "sections": sections},
     "docs/map.md": {"map": source_map},
 }
 

@@ -1,5 +1,7 @@
 """Settings for every test: threads and kernels as asked, one seed, hypothesis without chance or clock."""
 
+import gc
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
@@ -22,6 +24,12 @@ settings.load_profile("siamesenorm")
 providers._get_local_constants = lambda: providers._local_constants
 
 
+def pytest_collection_finish():
+    """What is loaded by now stays: the collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seed():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` writes the whole stack down, for GPUs to come

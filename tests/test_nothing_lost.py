@@ -318,7 +318,7 @@ WRITING = {
     "train/folder.py",  # lines that are added, and status.json on a full disk
     "interop/huggingface/exporter.py",  # into a folder that is being made
     "lab/report/paper_figures.py",  # into a whole file
-    "lab/study/pictures.py",  # into a whole file
+    "lab/study/plots.py",  # into a whole file
     "lab/sample_files.py",  # into a whole file
     "train/inference.py",  # to nowhere, what other processes would say
     "lab/evaluation.py",  # to nowhere, likewise

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from siamesenorm.suggestion import Suggesting
-
-
-class FieldError(Suggesting):
-    """A field that a configuration has not, or a value that it does not take; the message is one sentence."""
-
+from siamesenorm.errors import FieldError
 
 if TYPE_CHECKING:  # which knows what a configuration takes from its fields
     PlainModel = BaseModel

@@ -77,14 +77,12 @@ def model_config_of(folder: Path, field: str) -> LMConfig:
 
 def _rooms(folder: Path, field: str) -> tuple[Any, Any, Any]:
     """The rooms that know such folders, or one sentence about what is missing."""
-    from siamesenorm.data.errors import DataError
+    from siamesenorm.errors import DataError
 
     try:
         names = ("huggingface", "foreign_folder", "pretrained.load")
         first, second, third = (importlib.import_module(f"siamesenorm.interop.{name}") for name in names)
     except ImportError as error:
-        raise DataError(
-            f"{field}: {str(folder)!r} is a Hugging Face folder and needs the package "
-            f"{(error.name or 'transformers').partition('.')[0]!r}; install it with pip install 'siamesenorm[hf]'"
-        ) from None
+        what = f"{field}: {str(folder)!r} is a Hugging Face folder and"
+        raise DataError.missing_package(what, error.name or "transformers", "hf") from None
     return first, second, third

@@ -81,8 +81,8 @@ def is_run(path: Path) -> bool:
 
 def check_model(path: Path, field: str) -> Path:
     """Raise unless there is a model at a path."""
-    from siamesenorm.data.errors import DataError
     from siamesenorm.data.reading import named_path
+    from siamesenorm.errors import DataError
 
     if not is_model(named_path(path, field)):
         raise DataError(f"{field}: {str(path)!r} is no model; it takes a run, a Hugging Face folder, or a GGUF file")

@@ -7,6 +7,8 @@ import sys
 
 import typer
 
+from siamesenorm.errors import InputError
+
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 LONGEST_WORD, LONGEST = 120, 900
 """Characters of a word and of a whole sentence; names and values may have thousands."""
@@ -18,12 +20,7 @@ NO_MEMORY = "can't allocate memory"
 
 def refusal(error: Exception) -> tuple[str, int] | None:
     """Sentence and exit code for an error that a person can put right; None for a defect, whose trace must be seen."""
-    from siamesenorm.data.errors import DataError
-    from siamesenorm.interop.errors import InteropError, OfficialError
-    from siamesenorm.residual.errors import TopologyError
-    from siamesenorm.train.errors import ConfigError
-
-    if isinstance(error, (ConfigError, DataError, InteropError, OfficialError, TopologyError)):
+    if isinstance(error, InputError):
         message = str(error)
         meant = re.search(r"; did you mean \S+\?$", message)  # it stays where a long message is cut
         end = len(message) if meant is None else meant.start()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from siamesenorm.commands.arguments import LARGEST, check, checked
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 from siamesenorm.refusal import LONGEST, one_line, refusal
 
 from .refusals import one_sentence

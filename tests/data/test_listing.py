@@ -5,12 +5,12 @@ import errno
 import pytest
 
 from failing_files import failing
-from siamesenorm.data.images.folder import FolderImages
+from siamesenorm.data.images.image_folder import FolderImages
 from siamesenorm.data.listing import files_below, names_in
 from siamesenorm.data.sources import find_sources
 from siamesenorm.data.tokens import open_tokens
 from siamesenorm.lab.report.records import find_runs
-from siamesenorm.tasks.fidelity.pictures import open_pictures
+from siamesenorm.tasks.fidelity.image_batches import open_pictures
 from siamesenorm.train.provenance import hash_of
 
 

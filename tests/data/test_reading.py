@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import save_file
 
 from siamesenorm.data.arrays import array_header, array_names, map_array, read_array, read_arrays
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import MissingError, parse_json, read_bytes, read_json, read_model, read_object, read_text
 from siamesenorm.data.tensors import read_tensors
+from siamesenorm.errors import DataError
 
 DEEP = 100_000
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.tensor_files import DTYPES, INDEX, Kind, LazyTensors, parse_size, write_shards, write_tensors
+from siamesenorm.errors import DataError
 
 TENSORS = {
     **{f"{dtype}".removeprefix("torch."): torch.arange(6).reshape(2, 3).to(dtype) for dtype in DTYPES},

@@ -11,8 +11,8 @@ from tests.interop.diffusers_models import tiny_autoencoder
 from siamesenorm.cli import main
 from siamesenorm.data.images import open_images
 from siamesenorm.data.latents import open_latents
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.autoencoder import decode_latents, load_autoencoder
-from siamesenorm.interop.errors import InteropError
 
 pytest.importorskip("diffusers")
 

@@ -17,9 +17,9 @@ pytest.importorskip("diffusers")
 
 from diffusers import DiffusionPipeline
 
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.diffusers import ResidualDiTModel, ResidualDiTPipeline
 from siamesenorm.interop.diffusers.exporter import export, pipeline_of
-from siamesenorm.interop.errors import InteropError
 
 LABELS = [3, 0, 7]
 

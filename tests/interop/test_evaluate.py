@@ -18,10 +18,9 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoTokenizer
 
 from siamesenorm.cli import main
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import ByteTokenizer
-from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.harness import load_checkpoint
+from siamesenorm.errors import DataError, InteropError
+from siamesenorm.interop.folder_harness import load_checkpoint
 from siamesenorm.interop.huggingface import byte_tokenizer, export
 from siamesenorm.interop.perplexity import TextScore, Window, check_stride, score_text, windows_over
 from siamesenorm.tasks.harness import check_tasks, directions_of

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.commands.refusals import one_sentence
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_folder import check_size, read_by_others, whole
 from siamesenorm.interop.huggingface import export
 from siamesenorm.models.lm import LanguageModel, LMConfig

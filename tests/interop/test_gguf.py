@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 import siamesenorm
 from siamesenorm.cli import main
 from siamesenorm.data.bpe import train_bpe
+from siamesenorm.errors import InteropError
 from siamesenorm.interop import pretrained
-from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.gguf.exporter import export_gguf, is_gguf_export
 from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.gguf.tokenizer import CUTS, read_tokenizer, tokenizer_metadata

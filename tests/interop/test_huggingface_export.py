@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from closeness import assert_same_but_for_rounding
 from siamesenorm.data import ByteTokenizer, train_bpe
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.huggingface import SiameseNormForCausalLM, byte_tokenizer, export, from_language_model
 from siamesenorm.interop.huggingface.bundle import bundled_files
 from siamesenorm.layers.rope_scaling import Scaling
@@ -125,7 +125,7 @@ def test_the_plain_config_is_the_checked_ones_twin():
         plain = module.LMConfig(**config.model_dump())
         assert plain.model_dump() == config.model_dump()
         assert plain.model_fields == tuple(LMConfig.model_fields)
-        assert (plain.key_heads, plain.head_width) == (config.key_heads, config.head_width)
+        assert (plain.num_kv_heads, plain.dim_per_head) == (config.num_kv_heads, config.dim_per_head)
         assert (plain.rotary, plain.window_rotary) == (config.rotary, config.window_rotary)
         assert [plain.is_windowed(block) for block in (0, 1)] == [config.is_windowed(block) for block in (0, 1)]
 

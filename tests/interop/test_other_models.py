@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from siamesenorm.interop.errors import InteropError, OfficialError
+from siamesenorm.errors import InteropError, OfficialError
 from siamesenorm.interop.huggingface import SiameseNormConfig, SiameseNormForCausalLM, SiameseNormModel
 
 from .huggingface_models import causal_lm

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from siamesenorm.errors import InteropError
 from siamesenorm.interop import pretrained
-from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.huggingface import SiameseNormForCausalLM
 from siamesenorm.models.lm import generate
 

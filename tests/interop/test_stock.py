@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers as hf
 
+from siamesenorm.errors import InteropError
 from siamesenorm.interop import pretrained
-from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.pretrained.stock import export_stock
 from siamesenorm.models.lm import LanguageModel, LMConfig
 

@@ -14,14 +14,17 @@ optim = importlib.import_module("timm.optim")
 
 from siamesenorm.residual import TOPOLOGIES  # noqa: E402
 
-PLAIN = [f"deit_tiny_patch16_224_{suffix}" for suffix in interop.TOPOLOGIES_BY_SUFFIX]
-DISTILLED = ["deit_tiny_distilled_patch16_224_siamese", "deit_tiny_distilled_patch16_224_pre"]
+NAME, OF_TWO = "deit_tiny_patch16_224_siamese", "deit_tiny_distilled_patch16_224_siamese"
+PLAIN = [(NAME, topology) for topology in (*TOPOLOGIES, "siamese:form=hybrid_pre", "siamese:form=plain")]
+DISTILLED = [(OF_TWO, "siamese"), (OF_TWO, "pre")]
 SMALL = {"img_size": 32, "embed_dim": 24, "num_heads": 3, "depth": 4}
 
 
-def create(name, **changes):
+def create(model, **changes):
+    """A small one; model: a name of the registry, and the topology in place of its own."""
     torch.manual_seed(0)
-    return timm.create_model(name, **{**SMALL, **changes})
+    name, topology = model
+    return timm.create_model(name, **{**SMALL, "topology": topology, **changes})
 
 
 def images(batch=2, channels=3, size=32):
@@ -34,27 +37,26 @@ def test_importing_siamesenorm_does_not_import_timm():
     assert done.stdout.strip() == "False"
 
 
-def test_every_size_and_topology_is_registered():
+def test_every_size_is_registered_on_every_form_of_siamesenorm():
     names = interop.model_names()
-    assert len(names) == 3 * 2 * len(interop.TOPOLOGIES_BY_SUFFIX)
-    assert set(TOPOLOGIES) < set(interop.TOPOLOGIES_BY_SUFFIX)
+    assert len(names) == 3 * 2 * 3
     assert set(names) <= set(timm.list_models("deit_*"))
-    assert timm.list_models(module="deit_topologies") == names
+    assert timm.list_models(module="deit_siamese") == names
     assert not set(names) & set(timm.list_pretrained())
-    assert timm.is_model("deit_base_distilled_patch16_224_hybrid_star")
+    assert timm.is_model("deit_base_distilled_patch16_224_siamese_plain")
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])
 def test_full_size_models_are_their_names(size):
     theirs = timm.create_model(f"deit_{size}_patch16_224", device="meta")
-    ours = timm.create_model(f"deit_{size}_patch16_224_pre", device="meta")
+    ours = timm.create_model(f"deit_{size}_patch16_224_siamese", topology="pre", device="meta")
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
     assert (ours.config.topology, ours.config.grid) == ("pre", (14, 14))
     hybrid = timm.create_model(f"deit_{size}_distilled_patch16_224_siamese_hybrid_pre", device="meta")
     assert (hybrid.config.topology, hybrid.config.distilled) == ("siamese:form=hybrid_pre", True)
 
 
-@pytest.mark.parametrize("name", PLAIN + DISTILLED)
+@pytest.mark.parametrize("name", PLAIN + DISTILLED, ids=str)
 def test_forward_and_backward_reach_every_parameter(name):
     model = create(name, num_classes=42).train()
     outputs = model(images())
@@ -100,7 +102,7 @@ def test_global_pool():
 def test_default_cfg_describes_the_model(name):
     model = create(name)
     cfg, state = model.default_cfg, model.state_dict()
-    assert cfg["architecture"] == name
+    assert cfg["architecture"] == name[0]
     assert (cfg["num_classes"], cfg["input_size"], cfg["fixed_input_size"]) == (1000, (3, 224, 224), True)
     classifiers = cfg["classifier"] if isinstance(cfg["classifier"], tuple) else (cfg["classifier"],)
     assert all(f"{key}.weight" in state for key in (*classifiers, cfg["first_conv"]))
@@ -141,7 +143,7 @@ def test_distilled_training_gives_the_pair_when_asked_to():
     assert isinstance(model.eval()(x), torch.Tensor)
 
 
-@pytest.mark.parametrize("name", [*PLAIN, DISTILLED[0]])
+@pytest.mark.parametrize("name", [*PLAIN, DISTILLED[0]], ids=str)
 def test_forward_intermediates_end_in_forward_features(name):
     model, x = create(name).eval(), images()
     final, features = model.forward_intermediates(x, output_fmt="NLC", norm=True)
@@ -172,7 +174,7 @@ def test_forward_intermediates_keywords():
 
 def test_intermediates_of_the_pre_norm_model_are_timms():
     theirs = timm.create_model("deit_tiny_patch16_224", **SMALL).eval()
-    ours = create("deit_tiny_patch16_224_pre").eval()
+    ours = create((NAME, "pre")).eval()
     ours.load_state_dict(interop.checkpoint_filter_fn(theirs.state_dict(), ours))
     x = images()
     torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=0)
@@ -183,7 +185,7 @@ def test_intermediates_of_the_pre_norm_model_are_timms():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*PLAIN, DISTILLED[0]])
+@pytest.mark.parametrize("name", [*PLAIN, DISTILLED[0]], ids=str)
 def test_features_only(name):
     whole = create(name).eval()
     wanted = whole.forward_intermediates(images(), [0, 2], intermediates_only=True)
@@ -222,7 +224,7 @@ def test_gradient_checkpointing_keeps_less_and_gives_the_same():
     assert lean.run is plain.run
 
 
-@pytest.mark.parametrize("name", [PLAIN[0], "deit_tiny_patch16_224_hyper", DISTILLED[0]])
+@pytest.mark.parametrize("name", [PLAIN[0], (NAME, "hyper"), DISTILLED[0]])
 def test_layer_decay_sees_links_with_their_blocks(name):
     from timm.models._manipulate import group_parameters
 
@@ -241,7 +243,7 @@ def test_layer_decay_sees_links_with_their_blocks(name):
 
 
 def test_what_is_spared_from_weight_decay():
-    model = create("deit_tiny_distilled_patch16_224_hyper")
+    model = create((OF_TWO, "hyper"))
     spared = model.no_weight_decay()
     assert {"pos_embed", "cls_token", "dist_token", "blocks.0.links.0.A_r"} <= spared
     assert spared <= {key for key, _ in model.named_parameters()}

@@ -16,7 +16,7 @@ from siamesenorm.train.starting import starting_weights
 interop = pytest.importorskip("siamesenorm.interop.timm", exc_type=ImportError)
 timm = sys.modules["timm"]
 SMALL = {"img_size": 32, "embed_dim": 24, "num_heads": 3, "depth": 2, "num_classes": 5}
-PRE, SIAMESE = "deit_tiny_patch16_224_pre", "deit_tiny_patch16_224_siamese"
+SIAMESE = "deit_tiny_patch16_224_siamese"
 
 
 def stirred(name, seed=0, **changes):
@@ -102,11 +102,15 @@ def test_pretrained_files_may_have_timms_names_other_sizes_channels_and_classes(
     theirs = stirred("deit_tiny_patch16_224", **{**SMALL, "img_size": 64})
     save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")
     overlay = {"file": str(tmp_path / "theirs.safetensors"), "num_classes": 5}
-    loaded = timm.create_model(PRE, pretrained=True, pretrained_cfg_overlay=overlay, **SMALL).eval()
+    loaded = timm.create_model(SIAMESE, topology="pre", pretrained=True, pretrained_cfg_overlay=overlay, **SMALL).eval()
     theirs.set_input_size((32, 32))
     assert_same_but_for_rounding(loaded(images()), theirs(images()))
     grey = timm.create_model(
-        PRE, pretrained=True, pretrained_cfg_overlay=overlay, **{**SMALL, "in_chans": 1, "num_classes": 3}
+        SIAMESE,
+        topology="pre",
+        pretrained=True,
+        pretrained_cfg_overlay=overlay,
+        **{**SMALL, "in_chans": 1, "num_classes": 3},
     )
     assert grey.head.out_features == 3
     torch.testing.assert_close(
@@ -119,7 +123,7 @@ def test_official_siamese_names_load_too():
     other.load_state_dict(interop.checkpoint_filter_fn(to_official(model), other))
     assert torch.equal(other.eval()(images()), model(images()))
     with pytest.raises(OfficialError, match="span has no official vision model"):
-        interop.checkpoint_filter_fn(to_official(model), timm.create_model("deit_tiny_patch16_224_span", **SMALL))
+        interop.checkpoint_filter_fn(to_official(model), timm.create_model(SIAMESE, topology="span", **SMALL))
 
 
 @pytest.mark.parametrize("new", [(7, 7), (10, 10), (24, 24), (14, 20)])

@@ -6,7 +6,7 @@ import pytest
 
 from siamesenorm.lab import inspect
 from siamesenorm.lab.inspection.figures import plots
-from siamesenorm.lab.inspection.report import write_report as write_inspection
+from siamesenorm.lab.inspection.page import write_report as write_inspection
 from siamesenorm.lab.report.outcome import Comparison
 from siamesenorm.lab.report.records import find_runs, read_records
 from siamesenorm.lab.report.statistics import analyse

@@ -111,7 +111,7 @@ def test_wider_models_have_more_heads_of_the_same_size():
     model = LanguageModel(LMConfig(**shape, moe={"experts": 2, "top_k": 1, "expert_dim": 5})).double()
     wide = scaled(model, "width", 3, seed=0)
     assert (wide.config.dim, wide.config.heads, wide.config.kv_heads, wide.config.ffn_dim) == (24, 6, 3, 18)
-    assert (wide.config.head_width, wide.config.moe.expert_dim, wide.config.moe.experts) == (6, 15, 2)
+    assert (wide.config.dim_per_head, wide.config.moe.expert_dim, wide.config.moe.experts) == (6, 15, 2)
     assert next(wide.parameters()).dtype == torch.float64
     assert scaled(model, "depth", 3, seed=0).config.blocks == 3
 

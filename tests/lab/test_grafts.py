@@ -8,9 +8,10 @@ import torch
 from siamesenorm.data import save_tokenizer, train_bpe
 from siamesenorm.data.held_out import LEAST
 from siamesenorm.data.tensors import read_tensors
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.axes import make_grid
 from siamesenorm.lab.compare.cell import CellOrder, run_cell
-from siamesenorm.lab.compare.grafts import BOUND, open_source
+from siamesenorm.lab.compare.grafts import BOUND, open_graft_source
 from siamesenorm.lab.compare.preparation import prepare_grid
 from siamesenorm.lab.report.outcome import Comparison
 from siamesenorm.lab.report.records import find_runs, read_records
@@ -18,7 +19,6 @@ from siamesenorm.lab.report.sentences import notes
 from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import find_task
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.trained import open_language_model
@@ -38,7 +38,7 @@ def source(tmp_path_factory):
 def compared(source, tmp_path_factory):
     """Unchanged, grafted, LoRA, and LoRA on the graft, trained in this process."""
     out = tmp_path_factory.mktemp("compared")
-    opened = open_source(source)
+    opened = open_graft_source(source)
     grid = asked(opened, out)
     prepared = prepare_grid(grid, out, source=opened)
     for progress in prepared.plan:
@@ -81,7 +81,7 @@ def test_every_arm_begins_with_the_same_function(source, compared):
 
 
 def test_runs_have_the_fields_that_their_graft_changes(source, tmp_path):
-    opened = open_source(source)
+    opened = open_graft_source(source)
     cells = asked(opened, tmp_path, topologies=["pre,siamese,attnres,widen"], parameters=["all"]).cells()
     fields = {cell.topology: (cell.config.model.norm_eps, cell.config.model.embedding_scale) for cell in cells}
     assert set(fields) == {"pre", "siamese", "attnres:sum=true", "widen"}
@@ -119,7 +119,7 @@ def test_the_report_pairs_the_arms_and_names_the_source_with_its_loss(source, co
 
 
 def test_the_same_comparison_again_makes_nothing_anew_and_knows_another_source(source, compared, tmp_path, monkeypatch):
-    opened = open_source(source)
+    opened = open_graft_source(source)
     weights = compared / "grafts" / "siamese" / "weights.safetensors"
     before = weights.stat().st_mtime_ns
     with monkeypatch.context() as patched:
@@ -127,7 +127,7 @@ def test_the_same_comparison_again_makes_nothing_anew_and_knows_another_source(s
         prepared = prepare_grid(asked(opened, compared), compared, source=opened)
     assert all(progress.kept for progress in prepared.plan)
     assert weights.stat().st_mtime_ns == before
-    other = open_source(source)
+    other = open_graft_source(source)
     with torch.no_grad():
         next(other.model.parameters()).add_(1)
     with pytest.raises(ConfigError, match="is not what it was"):
@@ -149,7 +149,7 @@ def test_the_same_comparison_again_makes_nothing_anew_and_knows_another_source(s
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_is_written(source, tmp_path, changes, sentence):
-    opened = open_source(source)
+    opened = open_graft_source(source)
     with pytest.raises(ConfigError, match=sentence) as refused:
         prepare_grid(asked(opened, tmp_path / "out", **changes), tmp_path / "out", source=opened)
     assert "\n" not in str(refused.value)
@@ -158,16 +158,16 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_written(source, t
 
 def test_data_of_another_tokenizer_are_refused(source, tmp_path):
     save_tokenizer(train_bpe(["def " * 50], 258), tmp_path / "tokenizer.json")
-    opened, sets = open_source(source), [*SHORT, "data.train=python-docs", f"data.tokenizer={tmp_path}"]
+    opened, sets = open_graft_source(source), [*SHORT, "data.train=python-docs", f"data.tokenizer={tmp_path}"]
     with pytest.raises(ConfigError, match=r"^data.tokenizer: it is another one than that of --graft"):
         prepare_grid(asked(opened, tmp_path / "out", sets=sets), tmp_path / "out", source=opened)
 
 
 def test_a_source_that_is_none_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"^--graft: .* is no folder"):
-        open_source(tmp_path / "none")
+        open_graft_source(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"^--graft: .* is not there"):
-        open_source(tmp_path)
+        open_graft_source(tmp_path)
 
 
 def test_what_is_trained_is_an_axis_beside_optimizers():

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare import grid as grid_module
 from siamesenorm.lab.compare.axes import (
     depth_axis,
@@ -17,7 +18,6 @@ from siamesenorm.lab.compare.axes import (
 from siamesenorm.lab.compare.grid import Grid
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.metrics import LEAST
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.recipes import recipe_names, resolve
 
 SMALL = ("train.steps=40", "schedule.warmup=4")

@@ -16,8 +16,8 @@ from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.lab import Inspection, inspect
 from siamesenorm.lab.inspection import terminal
 from siamesenorm.lab.inspection.figures import plots
-from siamesenorm.lab.inspection.report import write_report
-from siamesenorm.lab.inspection.source import open_source
+from siamesenorm.lab.inspection.page import write_report
+from siamesenorm.lab.inspection.source import open_inspected
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.corpora import save_tokenizer_of
@@ -63,7 +63,7 @@ def image_run(tmp_path_factory, request):
 
 
 def test_a_run_on_images_is_asked_for_its_own_loss(image_run, capsys):
-    source = open_source(image_run, None, 512)
+    source = open_inspected(image_run, None, 512)
     assert main(["inspect", str(image_run), "--tokens", "512", "--json"]) == 0
     found = Inspection.from_json(capsys.readouterr().out)
     config = RunFolder(image_run).config()
@@ -81,7 +81,7 @@ def test_a_run_on_images_is_asked_for_its_own_loss(image_run, capsys):
 
 
 def test_a_run_is_read_on_its_own_held_out_text_from_start_to_end(run):
-    source = open_source(run, None, 256)
+    source = open_inspected(run, None, 256)
     held_out = embedded_tokens("arithmetic", "validation")
     inputs, labels = source.batch["input_ids"], source.batch["labels"]
     assert inputs.shape == labels.shape == (8, 32)
@@ -97,13 +97,13 @@ def test_a_run_is_read_on_its_own_held_out_text_from_start_to_end(run):
 def test_a_text_of_ones_own_is_read_from_its_start(run, tmp_path):
     text = tmp_path / "mine.txt"
     text.write_text("äöü€ " * 1000, encoding="utf-8")
-    batch = open_source(run, text, 64).batch
+    batch = open_inspected(run, text, 64).batch
     assert batch["labels"].flatten().tolist() == list(("äöü€ " * 1000).encode())[:64]
 
 
 def test_a_short_text_is_one_short_sequence(run, tmp_path):
     (tmp_path / "short.txt").write_text("2+2=4")
-    assert open_source(run, tmp_path / "short.txt", 2048).batch["input_ids"].shape == (1, 6)  # with its end
+    assert open_inspected(run, tmp_path / "short.txt", 2048).batch["input_ids"].shape == (1, 6)  # with its end
 
 
 def test_an_exported_model_gives_the_numbers_of_its_run(run, tmp_path):
@@ -113,7 +113,7 @@ def test_an_exported_model_gives_the_numbers_of_its_run(run, tmp_path):
     (tmp_path / "mine.txt").write_text("12+34=46\n" * 40)
     found = []
     for folder in (run, tmp_path / "exported"):
-        source = open_source(folder, tmp_path / "mine.txt", 32)
+        source = open_inspected(folder, tmp_path / "mine.txt", 32)
         found.append(inspect(source.model, source.batch))
     assert found[0] == found[1]
 
@@ -137,7 +137,7 @@ def test_the_command_writes_numbers_and_page(run, capsys):
     ):
         assert part in shown
     found = Inspection.from_json((run / "inspection" / "inspection.json").read_text(encoding="utf-8"))
-    source = open_source(run, None, 64)
+    source = open_inspected(run, None, 64)
     again = inspect(source.model, source.batch)
     assert found.spikes.steps == (3,)
     assert found.model_copy(update={"source": {}, "spikes": None}) == again
@@ -249,7 +249,9 @@ def test_a_folder_of_another_kind_of_model_is_refused(tmp_path, capsys):
 
 def test_an_exported_model_without_transformers_names_the_extra(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "siamesenorm"}')
-    monkeypatch.setitem(sys.modules, "siamesenorm.interop.huggingface", None)  # as if it could not be imported
+    for name in [name for name in sys.modules if name.startswith("siamesenorm.interop.huggingface")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
     message = refused(capsys, tmp_path, "--json")
     assert "needs the package 'transformers'" in message
     assert "pip install 'siamesenorm[hf]'" in message

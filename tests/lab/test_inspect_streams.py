@@ -106,7 +106,7 @@ def test_the_largest_logit_is_that_of_the_heads_as_they_attend():
     context = model.context(batch[:, :-1])
     attention = model.blocks[0].attention
     h = model.residual.links[0].norm(model.embedding(batch[:, :-1]))
-    q, k, _ = (heads.transpose(1, 2) for heads in attention.project_and_turn(h, context.turn))
+    q, k, _ = (heads.transpose(1, 2) for heads in attention.project_and_rotate(h, context.cos_sin))
     logits = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 2  # heads of width 4
     expected = logits.masked_fill(torch.ones(12, 12).triu(1).bool(), -math.inf).max().item()
     found = inspect(model, batch, removal=False).attention_logits

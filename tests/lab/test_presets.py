@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 import siamesenorm
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.axes import make_grid
 from siamesenorm.lab.compare.presets import PRESETS, SIAMESE, find_preset
 from siamesenorm.lab.inspection.looking import inspection_of
@@ -15,7 +16,6 @@ from siamesenorm.lab.report.published import published_rows
 from siamesenorm.lab.report.records import find_runs, read_records
 from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.lab.report.terminal import show
-from siamesenorm.train.errors import ConfigError
 
 from .folders import write_run
 

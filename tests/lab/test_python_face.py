@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,10 +15,9 @@ from torch import nn
 import siamesenorm
 from siamesenorm import Residual, TopologyError
 from siamesenorm.cli import main
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.lab.compare.live import NotebookTable, open_table
 from siamesenorm.lab.compare.runner import GridWatcher
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import read_metrics
 
 VOCABULARY, DIM, LENGTH = 17, 8, 16
@@ -161,6 +161,24 @@ def test_an_interrupted_call_goes_on_as_if_it_had_not_been(tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+class Items(torch.utils.data.Dataset):
+    """2400 of a kind."""
+
+    def __init__(self, item, count=2400):
+        self.item, self.count = item, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        return self.item(number)
+
+
+IDS = torch.arange(LENGTH) % VOCABULARY
+DRAWN = iter([(torch.stack([IDS] * 8),) * 2] * 5)
+COUNTED = iter(range(1000))
+
+
 def same(topology, made=Model("pre")):  # noqa: B008
     return made
 
@@ -189,6 +207,20 @@ def same(topology, made=Model("pre")):  # noqa: B008
         (Model, TOKENS, {"topologies": 5}, "topologies: 5 is not allowed"),
         (Model, TOKENS, {"topologies": ["pre", "sandwhich"]}, "unknown name 'sandwhich'.*did you mean sandwich"),
         (3, TOKENS, {}, "model: a int is not allowed"),
+        (Model, {"train": TOKENS}, {}, "data: a dict is not allowed"),
+        (Model, Items(None, 0), {}, "a Dataset of 0 items is too small"),
+        (Model, Items(lambda number: (IDS[: 4 + number % 3],) * 2), {}, "of the Dataset cannot be put together"),
+        (Model, Items(lambda number: (IDS, IDS / 2)), {}, "labels are a tensor of torch.float32"),
+        (Model, Items(lambda number: (IDS, IDS + 90)), {}, "The model gives 17 scores; labels are 0 to 16"),
+        (Model, TOKENS + 90, {}, "the largest of which is 10[56]"),
+        (Model, lambda split: next(DRAWN), {}, "no further batch for 'val'"),
+        (Model, lambda: None, {}, "cannot be given a split"),
+        (
+            Model,
+            lambda split: (torch.stack([IDS] * 8), (torch.stack([IDS] * 8) + next(COUNTED)) % VOCABULARY),
+            {},
+            "two different batches for 'train'",
+        ),
         ("lm-tiny", None, {"loss": lambda model, batch: 0}, "a recipe has its own"),
     ],
 )
@@ -197,6 +229,35 @@ def test_what_cannot_be_compared_is_one_sentence_and_writes_nothing(tmp_path, mo
     with pytest.raises((ConfigError, DataError, TopologyError), match=words):
         siamesenorm.compare(model, data, folder=folder, **{**RUN, "topologies": ["pre"], **more})
     assert not folder.exists()
+
+
+def test_labels_of_any_whole_numbers_are_taken(tmp_path):
+    data = Items(lambda number: (IDS, IDS.int()))
+    found = siamesenorm.compare(Model, data, topologies=["pre"], folder=tmp_path, **{**RUN, "seeds": 1})
+    assert found.complete
+
+
+def test_names_are_shown_and_never_run(tmp_path):
+    """In a notebook and in the report: names of topologies, of metrics, of a model, of whatever could not be run."""
+    bad = "<img src=x onerror=alert(1)>"
+
+    def make(topology):
+        return nn.Linear(2, 2)
+
+    def loss(model, batch):
+        return model(batch).square().mean(), {bad: torch.zeros(())}
+
+    make.__qualname__ = bad
+    settings = {**RUN, "seeds": 1, "sequence_length": None, "title": bad}
+    found = siamesenorm.compare(
+        make, lambda split: torch.ones(8, 2), loss=loss, topologies=["pre", bad], folder=tmp_path, **settings
+    )
+    shown = replace(found, failed=(f"{bad}: no",))._repr_html_()
+    assert shown.count("&lt;img src=x onerror=alert(1)&gt;") >= 2
+    assert bad not in shown
+    assert bad not in found.page.read_text(encoding="utf-8")
+    model = type(bad, (Model,), {})("pre")
+    assert "<img" not in siamesenorm.inspect(model, IDS[None])._repr_html_()
 
 
 def test_the_table_is_drawn_in_a_notebook(result, monkeypatch):

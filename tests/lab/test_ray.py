@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.engines import check_engine
 from siamesenorm.lab.compare.preparation import prepare_grid
 from siamesenorm.lab.compare.ray_engine import cluster_here, packed, remote_cell, unpack
 from siamesenorm.lab.compare.runner import GridWatcher, LocalEngine
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import read_metrics
 
 from .test_runner import tiny_grid

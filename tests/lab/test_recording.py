@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import siamesenorm
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.folder import read_metrics
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.report.records import find_runs, read_records, read_run, thinned
 from siamesenorm.lab.report.sentences import notes
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.yaml import write_yaml

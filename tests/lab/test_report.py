@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from siamesenorm.cli import main
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.presets import PRESETS
 from siamesenorm.lab.drawing.contrast import READABLE, contrast, ink, on_scale
 from siamesenorm.lab.drawing.page import Page, breakable, label, script_json
@@ -25,7 +26,6 @@ from siamesenorm.lab.report.sentences import notes
 from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.lab.report.terminal import scores, show
 from siamesenorm.lab.report.verdict import verdict
-from siamesenorm.train.errors import ConfigError
 
 from .folders import FACTS, write_grid, write_run
 
@@ -234,7 +234,7 @@ def test_bad_input_is_one_sentence(arguments, message, tmp_path, capsys, monkeyp
 
 def test_plots_are_drawn_as_png_and_svg(grid, tmp_path):
     _, records, analysis, _ = grid
-    written = export_figures(records, analysis, tmp_path, parse_formats("png,svg"))
+    written = export_figures(Comparison(records, analysis, tmp_path), parse_formats("png,svg"))
     assert sorted(path.name for path in written) == sorted(
         f"{name}.{kind}"
         for name in ("curves", "learning_rate", "differences", "heat_map", "cost")
@@ -355,7 +355,7 @@ def test_a_grid_of_settings_at_one_learning_rate_is_drawn_over_its_settings(tmp_
     page = Comparison(records, analysis, tmp_path).write().read_text(encoding="utf-8")
     assert "Held-out loss by setting" in page
     assert "Held-out loss by learning rate" not in page
-    written = {path.name for path in export_figures(records, analysis, tmp_path, ["svg"])}
+    written = {path.name for path in export_figures(Comparison(records, analysis, tmp_path), ["svg"])}
     assert "settings.svg" in written
     assert "learning_rate.svg" not in written
 

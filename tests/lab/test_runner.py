@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from siamesenorm.cli import main
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.lab.compare.engines import local_engine
 from siamesenorm.lab.compare.grid import Grid
 from siamesenorm.lab.compare.preparation import OneComparison, Prepared, prepare_grid, prepare_text
 from siamesenorm.lab.compare.runner import GridWatcher, LocalEngine, plan
 from siamesenorm.lab.report.records import read_records
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import read_metrics
 
 TINY = (

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.report.records import find_runs, read_records
 from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.lab.report.student import paired
 from siamesenorm.lab.report.verdict import in_few_words, verdict
-from siamesenorm.train.errors import ConfigError
 
 from .folders import FACTS, write_grid, write_run
 

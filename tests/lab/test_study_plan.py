@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.study.cells import cells_of, find_cell
 from siamesenorm.lab.study.plan import changes, parse_plan
-from siamesenorm.train.errors import ConfigError
 
 from .study_records import fill, plan_file, plan_values, record
 
@@ -32,7 +32,7 @@ def with_(path, value):
         ("parts.0.seeds", 7, "parts.first.seeds: 7 is not allowed; seeds has 6"),
         ("parts.0.configurations", 0, "parts.first.configurations: 0 is not allowed; it takes a whole number from 1"),
         ("parts.0.stress", True, "the plan has no section stress"),
-        ("seeds", [1, 1, 2, 3, 4, 5], "seeds: one stands twice"),
+        ("seeds", [1, 1, 2, 3, 4, 5], "seeds: one is given twice"),
         (
             "seeds",
             [1, 2, 3, 4, 5, 1000],
@@ -49,10 +49,10 @@ def with_(path, value):
         ("colour", "red", "unknown field 'colour'"),
         ("sensitivity", {"rates": [1e-3, 0]}, "sensitivity.rates: 0 is not allowed; it takes finite numbers above 0"),
         ("sensitivity", {"rates": [1e-3, float("inf")]}, "sensitivity.rates"),
-        ("sensitivity", {"rates": [1e-3, 0.001]}, "sensitivity.rates: 0.001 stands twice"),
+        ("sensitivity", {"rates": [1e-3, 0.001]}, "sensitivity.rates: 0.001 is given twice"),
         ("sensitivity", {"rates": [1e-3, 10**400]}, "it takes a number that a float holds"),
         ("stress", {"factors": [-2.0]}, "stress.factors: -2 is not allowed; it takes finite numbers above 0"),
-        ("stress", {"factors": [2, 2.0000001]}, "stress.factors: 2 stands twice"),
+        ("stress", {"factors": [2, 2.0000001]}, "stress.factors: 2 is given twice"),
         ("search.space", {"optimizer.lr": {"low": 1, "high": 10**400}}, "it takes a number that a float holds"),
     ],
 )

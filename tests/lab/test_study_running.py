@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from siamesenorm.cli import main
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.runner import ThisProcess
 from siamesenorm.lab.study.merging import merge_records
 from siamesenorm.lab.study.page import write_results
-from siamesenorm.lab.study.pictures import DIFFERENCES, TRIED
+from siamesenorm.lab.study.plots import DIFFERENCES, TRIED
 from siamesenorm.lab.study.record import LEDGER, read_ledger, write_ledger
 from siamesenorm.lab.study.running import challenge, left, open_study, run_study
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.provenance import hash_of
 from siamesenorm.train.yaml import write_yaml
 

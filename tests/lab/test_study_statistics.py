@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from siamesenorm.lab.report.statistics import Place
+from siamesenorm.lab.report.statistics import SeedScores
 from siamesenorm.lab.study.analysis import (
     ArmResult,
     analyse_study,
@@ -28,7 +28,7 @@ STUDIES = 600
 
 def arm(name, scores, failed=()):
     scored = {seed: float(score) for seed, score in enumerate(scores) if seed not in failed}
-    place = Place(name, "", 1e-2, scored, dict.fromkeys(failed, "diverged"))
+    place = SeedScores(name, "", 1e-2, scored, dict.fromkeys(failed, "diverged"))
     return ArmResult(name, name, 0, 0, None, (), place)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from siamesenorm.errors import OfficialError
 from siamesenorm.field_errors import FieldError
-from siamesenorm.interop.errors import OfficialError
 from siamesenorm.interop.official import to_official
 from siamesenorm.models.dit import DiT, DiTConfig
 from siamesenorm.models.lm import LanguageModel, LMConfig

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from siamesenorm.errors import NotExact
 from siamesenorm.residual import TOPOLOGIES, NormSpec, TopologyError
-from siamesenorm.residual.errors import NotExact
 from siamesenorm.residual.grafts import EXACT, compute_pre_norm, embedding_factor, eps_for, exact_names, graft_text
 
 from .stacks import PAIR, D, make, make_sublayers, randomise

@@ -70,9 +70,6 @@ def run(environment: dict[str, str], *command: str) -> str:
 
 def test_an_installed_package_brings_its_topology_to_commands_models_and_pairs(plugin, tmp_path: Path):
     """Described by its fields, carried by models, a part of a siamese pair; an export says that it cannot carry it."""
-    facts = json.loads(run(plugin, "-m", "siamesenorm", "topologies", "half", "--json"))
-    assert facts["about"] == "Pre-Norm whose updates are halved."
-    assert facts["links"][0]["equation"] == "x = x + F(N x)/2"
     script = tmp_path / "use.py"
     script.write_text(
         "import torch\n"
@@ -87,12 +84,18 @@ def test_an_installed_package_brings_its_topology_to_commands_models_and_pairs(p
         "config = LMConfig(vocab_size=16, dim=8, blocks=1, heads=2, ffn_dim=16, topology='half')\n"
         "model = LanguageModel(config, seed=0)\n"
         "model(torch.zeros(1, 4, dtype=torch.long)).logits.sum().backward()\n"
-        "from siamesenorm.interop.errors import InteropError\n"
+        "from siamesenorm.errors import InteropError\n"
         "from siamesenorm.interop.huggingface.exporter import export\n"
         "try:\n    export(model, 'out')\n"
         "except InteropError as error:\n    print(error)\n"
+        "from siamesenorm.cli import main\n"
+        "main(['topologies', 'half', '--json'])\n"
     )
-    assert "'half' comes from half_norm" in run(plugin, str(script))
+    refusal, _, facts = run(plugin, str(script)).partition("\n")
+    assert "'half' comes from half_norm" in refusal
+    facts = json.loads(facts)
+    assert facts["about"] == "Pre-Norm whose updates are halved."
+    assert facts["links"][0]["equation"] == "x = x + F(N x)/2"
 
 
 def test_a_package_that_is_imported_first_is_known_too(plugin, tmp_path: Path):

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.classification_config import ClassificationLossConfig
@@ -15,7 +15,6 @@ from siamesenorm.tasks.distillation import distillation_loss, open_teacher
 from siamesenorm.train.display import QuietDisplay
 from siamesenorm.train.distributed import World
 from siamesenorm.train.epochs import in_steps
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import WEIGHTS
 from siamesenorm.train.loop import train
 from siamesenorm.train.micro_batch import MicroBatches

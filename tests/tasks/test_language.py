@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from siamesenorm.data import arithmetic_choices, score_choices
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import ByteTokenizer
+from siamesenorm.errors import DataError
 from siamesenorm.models.lm import count_lm, generate
 from siamesenorm.tasks import TASKS, find_task
 from siamesenorm.tasks.harness import make_adapter

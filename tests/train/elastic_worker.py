@@ -15,22 +15,25 @@ from siamesenorm.train.engine import Engine
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 
-recipe, folder, *deaths = sys.argv[1:]
-restart, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-torch.set_num_threads(1)
-take = Engine.apply
+
+def work(recipe: str, folder: str, *deaths: str) -> None:
+    restart, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    take = Engine.apply
+
+    def apply(engine: Engine, step: int) -> None:
+        if restart < len(deaths) and deaths[restart] == f"{rank}:{step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if restart < len(deaths) and deaths[restart] == f"agent:{step}":
+            os.kill(os.getppid(), signal.SIGKILL)
+        take(engine, step)
+
+    Engine.apply = apply  # type: ignore[method-assign]
+    with open(f"{folder}.workers", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    result = train(resolve(recipe), folder)
+    sys.exit(0 if result.state == "finished" else 1)
 
 
-def apply(engine: Engine, step: int) -> None:
-    if restart < len(deaths) and deaths[restart] == f"{rank}:{step}":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if restart < len(deaths) and deaths[restart] == f"agent:{step}":
-        os.kill(os.getppid(), signal.SIGKILL)
-    take(engine, step)
-
-
-Engine.apply = apply  # type: ignore[method-assign]
-with open(f"{folder}.workers", "a") as file:
-    file.write(f"{os.getpid()}\n")
-result = train(resolve(recipe), folder)
-sys.exit(0 if result.state == "finished" else 1)
+if __name__ == "__main__":
+    work(*sys.argv[1:])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from siamesenorm.cli import main
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.branching import branch
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder, read_metrics
 from siamesenorm.train.loop import train
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from failing_files import contents, failing, yard
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.tensor_files import LazyTensors
+from siamesenorm.errors import DataError
 from siamesenorm.train import checkpoint as module
 from siamesenorm.train import weights as weights_module
 from siamesenorm.train.checkpoint import CheckpointError, CheckpointStore, export_weights

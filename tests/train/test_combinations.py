@@ -1,4 +1,4 @@
-"""Every way to spread a model, and their combinations, do what one process does: one table, one world of four."""
+"""Every way to spread a model, and their combinations, do what one process does: one table, worlds of four and two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXACT = 1e-9
 
 
 class Layout(NamedTuple):
-    """How four processes share the work."""
+    """How processes share the work."""
 
     mode: str
     group: int | None = None
@@ -32,6 +32,7 @@ class Layout(NamedTuple):
     schedule: str = "1f1b"
     parts: int = 1
     blocks: int = 2
+    processes: int = 4
 
     def of(self, world: World) -> World:
         """The same processes in this layout."""
@@ -46,6 +47,11 @@ PIPELINES = {
     "pp2-interleaved-fsdp2": Layout("fsdp", pp=2, schedule="interleaved_1f1b", parts=2, blocks=4),
     "pp2-gpipe-hsdp2": Layout("hsdp", group=1, pp=2, schedule="gpipe", parts=2),
 }
+OF_TWO = {
+    "pp2": Layout("ddp", pp=2, parts=2, processes=2),
+    "pp2-gpipe": Layout("ddp", pp=2, schedule="gpipe", parts=2, processes=2),
+    "pp2-interleaved": Layout("ddp", pp=2, schedule="interleaved_1f1b", parts=2, blocks=4, processes=2),
+}
 LAYOUTS = {
     "fsdp4": Layout("fsdp"),
     "ep4": Layout("fsdp", ep=4),
@@ -54,6 +60,7 @@ LAYOUTS = {
     "ep2-tp2": Layout("tp", group=2, ep=2),
     "pp2-ep2": Layout("fsdp", ep=2, pp=2, parts=2),
     **PIPELINES,
+    **OF_TWO,
 }
 CLOSELY = [
     ("experts", "fsdp4", "adamw"),
@@ -69,9 +76,9 @@ CLOSELY = [
 """Models, layouts, optimisers; of these, averaged weights and checkpoints are looked at too."""
 TABLE = [
     *CLOSELY,
-    *((name, [*PIPELINES][n % len(PIPELINES)], "adamw") for n, name in enumerate(TOPOLOGIES) if name != "siamese"),
+    *((name, [*OF_TWO][n % len(OF_TWO)], "adamw") for n, name in enumerate(TOPOLOGIES) if name != "siamese"),
 ]
-"""Every topology in one of the pipelines at least."""
+"""Every topology in a pipeline at least."""
 
 
 def trained(row: tuple[str, str, str], world: World | None = None) -> tuple[Any, ...]:
@@ -79,7 +86,7 @@ def trained(row: tuple[str, str, str], world: World | None = None) -> tuple[Any,
     name, layout, kind = row[0], LAYOUTS[row[1]], row[2]
     model = tiny_model(name, blocks=layout.blocks, tied=False).double()
     model = apply_parallelism(model, world or World(), schedule=layout.schedule, stages=2)
-    ranks = 1 if world else 4 // layout.pp // (layout.group or 1 if layout.mode == "tp" else 1)
+    ranks = 1 if world else layout.processes // layout.pp // (layout.group or 1 if layout.mode == "tp" else 1)
     run = TinyRun(model, world, kind=kind, parts=layout.parts, ranks=ranks)
     if row not in CLOSELY:
         return run.steps(1), gather_weights(model), {}, run
@@ -116,8 +123,13 @@ def go_through(world, folder, table):
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("combinations")
-    return folder, run_world(4, go_through, folder, TABLE)
+    """What every process of a row's world found."""
+    folder, found = tmp_path_factory.mktemp("combinations"), {}
+    for processes in (4, 2):
+        rows = [row for row in TABLE if LAYOUTS[row[1]].processes == processes]
+        answers = run_world(processes, go_through, folder, rows)
+        found |= {row: [answer[row] for answer in answers] for row in rows}
+    return folder, found
 
 
 @pytest.mark.parametrize("row", TABLE, ids="-".join)
@@ -125,11 +137,11 @@ def test_many_processes_train_as_one(worlds, row):
     """Losses, gradient norms, weights and averaged weights; what was saved is what one process goes on from."""
     folder, found = worlds
     numbers, weights, averaged, run = trained(row)
-    for one in found:
-        for mine, theirs in zip(one[row][0], numbers, strict=True):
+    for one in found[row]:
+        for mine, theirs in zip(one[0], numbers, strict=True):
             assert mine == pytest.approx(theirs, rel=EXACT)
-    assert_same_but_for_rounding(found[0][row][1], weights, EXACT)
-    assert_same_but_for_rounding(found[0][row][2], averaged, EXACT)
+    assert_same_but_for_rounding(found[row][0][1], weights, EXACT)
+    assert_same_but_for_rounding(found[row][0][2], averaged, EXACT)
     if row not in CLOSELY:
         return
     model = tiny_model(row[0], seed=7, blocks=LAYOUTS[row[1]].blocks, tied=False).double()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from models.families import FAMILIES
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.folder import read_metrics
 from siamesenorm.train.loop import train
 from siamesenorm.train.parallel import apply_parallelism, clip_gradients

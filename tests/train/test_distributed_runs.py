@@ -9,8 +9,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +16,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import find_task
 from siamesenorm.train import parallel
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.expert_parallel import experts_of
 from siamesenorm.train.folder import RunFolder, read_metrics
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.yaml import write_yaml
 
+from .elastic_worker import work
 from .tiny import watched_whole
 from .worlds import PATIENCE, PRELOADED, run_world
 
@@ -154,29 +153,48 @@ def test_shards_are_gathered_in_the_precision_of_the_run(tmp_path):
         assert ours == pytest.approx(theirs, rel=0.02)
 
 
+def agents_of(agent, *arguments):
+    """Processes of torchrun's agents, from the server that has imported torch already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return [context.Process(target=agent, args=given) for given in arguments]
+
+
+def command_line(*arguments):
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from torch.distributed.run import main
+
+    main(arguments)
+
+
+def two_workers(*arguments):
+    """What ``torchrun --standalone --nproc-per-node=2 --max-restarts=1`` does, with workers from a fork server."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    rendezvous = {"run_id": "run", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    config = LaunchConfig(1, 1, 2, **rendezvous, max_restarts=1, monitor_interval=0.1, start_method="forkserver")
+    elastic_launch(config, work)(*arguments)
+
+
 def test_a_worker_dies_and_the_run_comes_to_the_same_end(tmp_path):
     """torchrun restarts both processes; they find each other again, resume, and end with bitwise the same weights."""
     config = tiny_config(tmp_path, "parallel.mode=ddp", "model.dropout=0.1")
     assert run_world(2, run_in, config, tmp_path / "alone") == ["finished", "finished"]
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(write_yaml(config.as_dict()))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command += [str(WORKER), str(recipe), str(tmp_path / "killed"), "1:6"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    assert "-9" in ended.stderr  # it did die
+    (process,) = agents_of(two_workers, (str(recipe), str(tmp_path / "killed"), "1:6"))
+    process.start()
+    try:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()
+    assert len((tmp_path / "killed.workers").read_text().split()) == 4  # one did die, and both began again
     assert losses(tmp_path / "killed") == losses(tmp_path / "alone")
     killed, alone = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("killed", "alone"))
     assert killed == alone
-
-
-def agent(arguments):
-    """torchrun itself, in a process that has imported it already."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    from torch.distributed.run import main
-
-    main(arguments)
 
 
 def test_an_agent_dies_and_no_worker_waits_for_its_workers(tmp_path):
@@ -187,14 +205,13 @@ def test_an_agent_dies_and_no_worker_waits_for_its_workers(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    agents = []
+    commands = []
     for host, deaths in ((1, []), (0, ["agent:5"])):
         command = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=run"]
         command += [f"--rdzv-endpoint=localhost:{port}", f"--rdzv-conf=is_host={host}"]
         command += [str(WORKER), str(tmp_path / "recipe.yaml"), str(tmp_path / "run"), *deaths]
-        agents.append(context.Process(target=agent, args=(command,)))
+        commands.append(command)
+    agents = agents_of(command_line, *commands)
     for process in agents:
         process.start()
     try:

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import find_task
 from siamesenorm.train import memory, micro_batch
 from siamesenorm.train.distributed import World
 from siamesenorm.train.ema import WeightAverage, decay_at
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.pipeline import check_pipeline
 from siamesenorm.train.recipes import resolve

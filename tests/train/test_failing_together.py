@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from siamesenorm.cli import main
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks.language import LanguageTask
 from siamesenorm.train import engine, loop, recipes, recorder
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 
 from .small_runs import SMALL

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from tests.commands.damage import agreeing
 
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS
 from siamesenorm.train.loop import train
 from siamesenorm.train.progress import check_progress

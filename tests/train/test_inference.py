@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.models.dit import DiT, DiTConfig
 from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.models.vit import VisionTransformer, ViTConfig
 from siamesenorm.tasks.sharing import Sharing
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.inference import cast_matrices, find_device, inference
-from siamesenorm.train.rendezvous import Place
+from siamesenorm.train.rendezvous import ProcessPlace
 
 SHAPE = {"dim": 16, "blocks": 2, "heads": 2, "ffn_dim": 24}
 WORDS = {**SHAPE, "vocab_size": 32, "max_length": 16}
@@ -108,10 +107,10 @@ def test_what_one_process_cannot_do_ends_all():
 
 
 def test_devices_and_precisions_that_are_not_there():
-    assert find_device("cpu", Place(rank=1, size=2, local_rank=1, local_size=2)) == torch.device("cpu")
+    assert find_device("cpu", ProcessPlace(rank=1, size=2, local_rank=1, local_size=2)) == torch.device("cpu")
     for name, size, words in (("abacus", 1, "'abacus' cannot be used here"), ("cuda:0", 2, "'cuda:0' is one device")):
         with pytest.raises(ConfigError, match=words):
-            find_device(name, Place(size=size))
+            find_device(name, ProcessPlace(size=size))
     with (
         pytest.raises(ConfigError, match="precision: 'int8' is not allowed; it takes one of fp32, bf16, fp16"),
         inference("cpu", "int8"),

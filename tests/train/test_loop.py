@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from failing_files import contents, failing
+from siamesenorm.errors import ConfigError
 from siamesenorm.train import loop as loop_module
 from siamesenorm.train.checkpoint_folder import CheckpointFolder
 from siamesenorm.train.display import Display
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import METRICS, OWN, STATUS, WEIGHTS, MetricsFile, RunFolder, read_metrics
 from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import resolve

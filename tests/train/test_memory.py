@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import find_task
 from siamesenorm.train import memory
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.loop import train
 from siamesenorm.train.memory import Room, free_memory, group_room, machine_room, process_room
 

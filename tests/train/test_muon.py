@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.dit import DiT, DiTConfig
 from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.models.stack import Block
 from siamesenorm.models.vit import VisionTransformer, ViTConfig
 from siamesenorm.residual import TOPOLOGIES
 from siamesenorm.train.config import OptimizerConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.loop import train
 from siamesenorm.train.muon import Muon, newton_schulz
 from siamesenorm.train.optimizer import build_optimizer, parameter_groups, set_lr

@@ -5,13 +5,13 @@ import shutil
 import pytest
 import torch
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.lora import LoraLinear
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import find_task
 from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import train
 from siamesenorm.train.parameters import choose_parameters

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import find_task
 from siamesenorm.train.config import ParallelConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.layout import plain_name
 from siamesenorm.train.loop import train

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from siamesenorm.cli import main
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.planning import plan as planning
 from siamesenorm.train.planning.hardware import GPUS, Assumptions, assumptions, find_gpu
 from siamesenorm.train.planning.layouts import Layout, given_layout, of_process, possible_layouts, problem_of
@@ -156,7 +156,7 @@ def test_tensor_groups_send_and_need_what_is_planned(changes):
 def test_a_process_of_a_tensor_group_has_its_part():
     config = small("topology=pre", "model.heads=4")
     half = of_process(config, Layout(2, "tp", 1, tensor=2))
-    assert (half.model.heads, half.model.ffn_dim, half.model.head_width) == (2, 32, config.model.head_width)
+    assert (half.model.heads, half.model.ffn_dim, half.model.dim_per_head) == (2, 32, config.model.dim_per_head)
     assert parts_of(half).blocks < 0.6 * parts_of(config).blocks
     assert parts_of(half).embedding == parts_of(config).embedding / 2
     whole = of_process(small("topology=pre", "parallel.mode=tp", "loss_parallel=false"), Layout(2, "tp", 1, tensor=2))

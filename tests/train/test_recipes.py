@@ -8,9 +8,9 @@ import yaml as plain_yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.lm import PRESETS
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import default_of, describe_allowed, fields_of
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.recipes import config_class, load_recipe, parse_config, recipe_names, resolve
@@ -167,7 +167,7 @@ BAD = {
     "task=speech": ("task: 'speech' is not known", "language"),
     "rope_theta=.inf": ("model.rope_theta: inf is not allowed",),
     "lr=[1": ("optimizer.lr: is not YAML",),
-    "lr={a: 1, a: 2}": ("stands twice",),
+    "lr={a: 1, a: 2}": ("is given twice",),
     "lr=*x": ("aliases",),
     "seed=99999999999999999999": ("train.seed", "is not allowed"),
     "steps=" + "9" * 5000: ("train.steps", "is not allowed"),
@@ -221,7 +221,7 @@ FILES = {
     "base: lm-tinny": "unknown name 'lm-tinny'",
     "base: 3": "base: 3 is not allowed",
     "a: b: c": "is not YAML",
-    "a: 1\na: 2": "stands twice",
+    "a: 1\na: 2": "is given twice",
     "1: 2": "is not allowed as a name",
     "a: &x [1]\nb: *x": "aliases",
     "a: !!python/object/apply:os.system [ls]": "tags (tag:yaml.org,2002:python/object/apply:os) are not allowed",

@@ -6,15 +6,15 @@ import re
 import pytest
 import torch
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grid import fingerprint
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import fields_of
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import config_class, parse_config, resolve
 from siamesenorm.train.resuming import changes, refused_change
-from siamesenorm.train.schedule import share_of_peak
+from siamesenorm.train.schedule import lr_factor
 from siamesenorm.train.stored import open_stored
 from siamesenorm.train.trained import open_trained
 
@@ -91,7 +91,7 @@ def test_a_run_may_be_longer_where_learning_rates_so_far_stay_the_same(schedule,
     here, there = tiny(f"schedule.kind={schedule}", f"steps={steps}"), tiny(f"schedule.kind={schedule}", "steps=12")
     assert (refused_change(there, here, done) is None) is allowed
     if steps >= done:
-        rates = [[share_of_peak(c.schedule, s, c.steps) for s in range(1, done + 1)] for c in (there, here)]
+        rates = [[lr_factor(c.schedule, s, c.steps) for s in range(1, done + 1)] for c in (there, here)]
         assert (rates[0] == rates[1]) is allowed
 
 

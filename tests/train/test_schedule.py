@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siamesenorm.train.config import ScheduleConfig
-from siamesenorm.train.schedule import share_of_peak
+from siamesenorm.train.schedule import lr_factor
 
 
 def shares(steps: int, **fields) -> list[float]:
     config = ScheduleConfig(**fields)
-    return [share_of_peak(config, step, steps) for step in range(1, steps + 1)]
+    return [lr_factor(config, step, steps) for step in range(1, steps + 1)]
 
 
 def test_warmup_rises_linearly_to_the_peak():
@@ -65,4 +65,4 @@ def test_every_share_lies_between_0_and_1_and_falls_after_the_warmup(kind, steps
 @pytest.mark.parametrize("step", [0, 11])
 def test_steps_outside_are_refused(step):
     with pytest.raises(ValueError, match="1 to 10"):
-        share_of_peak(ScheduleConfig(), step, 10)
+        lr_factor(ScheduleConfig(), step, 10)

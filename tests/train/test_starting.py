@@ -5,8 +5,8 @@ import shutil
 import pytest
 import torch
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve

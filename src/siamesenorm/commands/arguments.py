@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 LARGEST = 2**63 - 1
 """Whole numbers that arrays, seeds and counts can take."""

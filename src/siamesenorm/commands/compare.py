@@ -181,7 +181,7 @@ def compare(
 
 def recipe_of(recipe: str | None, fields: list[str]) -> tuple[str | None, list[str]]:
     """The recipe, which may stand before the fields as it does for train, and the fields."""
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
 
     if not fields or "=" in fields[0]:
         return recipe, fields

@@ -108,14 +108,14 @@ def train_tokenizer(
         from siamesenorm.data.atomic import check_output
         from siamesenorm.data.bpe import train_bpe
         from siamesenorm.data.documents import Reading
-        from siamesenorm.data.errors import DataError
         from siamesenorm.data.index import check_settings
         from siamesenorm.data.sources import find_sources, read_documents
         from siamesenorm.data.tokenizer import save_tokenizer
+        from siamesenorm.errors import DataError
 
         settings = check_settings(field=field, unit=unit, invalid=invalid)
         if not megabytes > 0:
-            raise DataError(f"megabytes: {megabytes} is not allowed; it takes a number above 0")
+            raise DataError.not_allowed("megabytes", megabytes, "a number above 0")
         check_output(out, "out")
         found = find_sources(sources, format=format, pattern=pattern, subset=subset, hub_split=split)
         reading = Reading(settings.field, settings.unit, settings.invalid)
@@ -162,14 +162,14 @@ def encode_images(
 
     with loading():
         from siamesenorm.commands.data_progress import counted_images
-        from siamesenorm.data.errors import DataError
         from siamesenorm.data.images import open_images
         from siamesenorm.data.latents.encoding import DTYPES, Splits
         from siamesenorm.data.latents.encoding import encode_images as run
+        from siamesenorm.errors import DataError
         from siamesenorm.interop.autoencoder import load_autoencoder
 
     if dtype not in DTYPES:
-        raise DataError(f"--dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
+        raise DataError.not_allowed("--dtype", dtype, DTYPES)
     if out.exists() and not out.is_dir():
         raise DataError(f"--out: {str(out)!r} is a file; it takes a folder")
     splits: Splits = {"train": open_images(source, "train"), "test": open_images(source, "test")}

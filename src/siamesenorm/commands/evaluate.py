@@ -80,14 +80,14 @@ def evaluate(
         from rich.console import Console
 
         from siamesenorm.data.atomic import check_output, write_json
-        from siamesenorm.interop.errors import InteropError
+        from siamesenorm.errors import InteropError
         from siamesenorm.train.trained import check_task
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
     if output is not None:
         check_output(output, "output")
     if dtype not in DTYPES:
-        raise InteropError(f"dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
+        raise InteropError.not_allowed("dtype", dtype, DTYPES)
     is_run = (checkpoint / "config.yaml").is_file()
     if not is_run and not (checkpoint / "config.json").is_file():
         there = "is not there" if not checkpoint.exists() else "is neither a run nor a folder with a config.json in it"
@@ -215,5 +215,5 @@ def show_confusion(console: Console, confusion: Confusion) -> None:
     console.print(Text(f"\n{heading}", style="dim"))
     console.print(table)
     if mistakes := confusion.mistakes(5):
-        told = ", ".join(f"{true} for {taken} ({count})" for true, taken, count in mistakes)
-        console.print(Text(f"\nmost often mistaken: {told}", style="dim"))
+        confused = ", ".join(f"{true} for {taken} ({count})" for true, taken, count in mistakes)
+        console.print(Text(f"\nmost often mistaken: {confused}", style="dim"))

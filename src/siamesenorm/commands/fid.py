@@ -81,10 +81,10 @@ def fid(
     with loading():
         from rich.console import Console
 
-        from siamesenorm.data.errors import DataError
+        from siamesenorm.errors import DataError
         from siamesenorm.tasks.fidelity.classifier import default_cache
+        from siamesenorm.tasks.fidelity.image_batches import open_pictures
         from siamesenorm.tasks.fidelity.measure import compare, describe, recognised
-        from siamesenorm.tasks.fidelity.pictures import open_pictures
         from siamesenorm.tasks.fidelity.references import check_target, write_reference
         from siamesenorm.tasks.fidelity.sources import check_split, open_network, open_reference
 

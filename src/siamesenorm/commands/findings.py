@@ -23,7 +23,7 @@ def show_findings(found: Comparison, *, formats: Sequence[str] = (), browser: bo
     show(Console(), found)
     try:
         page = found.write()
-        drawn = export_figures(found.records, found.analysis, found.folder, formats) if formats else []
+        drawn = export_figures(found, formats) if formats else []
     except OSError as error:
         typer.echo(f"siamesenorm: {found.folder}: {error.strerror or error}", err=True)
         raise typer.Exit(EXIT_FAILED) from None

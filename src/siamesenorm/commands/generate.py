@@ -42,12 +42,12 @@ def generate(
     precision: Precision = "fp32",
 ) -> None:
     """Let a trained language model go on with a text, or with several; under torchrun processes share them."""
+    from siamesenorm.errors import ConfigError
     from siamesenorm.lab.inspection.source import open_folder
     from siamesenorm.models.lm import Sampling
     from siamesenorm.models.lm.generation import before, ends_with
     from siamesenorm.models.lm.generation import generate as run_generation
     from siamesenorm.tasks.sharing import mixed_seed
-    from siamesenorm.train.errors import ConfigError
 
     try:
         Sampling(temperature, top_k, top_p)

@@ -79,13 +79,13 @@ def graft(
     with: step, schedule, data and moments are kept. Where no setting computes the same, gains are calibrated and
     regressed on the text, with the KL behind every stage; --ramp then begins with the source's function all the same.
     """
+    from siamesenorm.errors import ConfigError
     from siamesenorm.lab.grafting import certified_graft, open_model_to_graft
-    from siamesenorm.train.errors import ConfigError
 
     if not bound >= 0:
-        raise ConfigError(f"--bound: {bound} is not allowed; it takes a number from 0")
+        raise ConfigError.not_allowed("--bound", bound, "a number from 0")
     if qk_norm not in (None, "head", "projection"):
-        raise ConfigError(f"--qk-norm: {qk_norm!r} is not allowed; it takes head or projection")
+        raise ConfigError.not_allowed("--qk-norm", qk_norm, "head or projection")
     opened = open_model_to_graft(source, at)
     opened.check_target(target, overwrite)
     made = certified_graft(opened, to, text, tokens, bound, ramp=ramp, qk_norm=qk_norm, regression=regress)

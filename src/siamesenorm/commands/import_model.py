@@ -34,18 +34,15 @@ def import_model(
     """
     import torch
 
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
 
     if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"--dtype: {dtype!r} is not allowed; it takes one of {', '.join(DTYPES)}")
+        raise ConfigError.not_allowed("--dtype", dtype, DTYPES)
     try:
         from siamesenorm.interop.huggingface import SiameseNormConfig  # noqa: F401  # says what is missing
         from siamesenorm.interop.pretrained import convert
     except ImportError as error:
-        raise ConfigError(
-            f"import: it needs the package {(error.name or 'transformers').partition('.')[0]!r}; "
-            f"install it with pip install 'siamesenorm[hf]'"
-        ) from None
+        raise ConfigError.missing_package("import: it", error.name or "transformers", "hf") from None
     weights = None if dtype is None else getattr(torch, dtype)
     convert(source, target, dtype=weights, tokenizer=tokenizer, remote_code=remote_code, overwrite=overwrite)
     typer.echo(str(target))

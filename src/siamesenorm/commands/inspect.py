@@ -74,7 +74,7 @@ def inspect(
     """Look inside a trained model: norms, gradients, who wrote what is read, logit lens, removals, activations."""
     from rich.console import Console
 
-    from siamesenorm.lab.inspection.errors import InspectionError
+    from siamesenorm.errors import InspectionError
     from siamesenorm.lab.inspection.looking import look_inside
     from siamesenorm.lab.inspection.terminal import show as show_tables
 
@@ -96,9 +96,9 @@ def inspect(
     for option, given in (("--widths", widths), ("--depths", depths)):
         if given != "1,2,4":
             raise InspectionError(f"{option}: {given!r} is not allowed without --coordinates")
-    from siamesenorm.lab.inspection.source import open_source
+    from siamesenorm.lab.inspection.source import open_inspected
 
-    source = open_source(run, text, tokens)
+    source = open_inspected(run, text, tokens)
     found = look_inside(source, removal, Console(stderr=True))
     if as_json:
         typer.echo(found.to_json(), nl=False)
@@ -106,7 +106,7 @@ def inspect(
         show_tables(Console(), found)
     if not writes:
         return
-    from siamesenorm.lab.inspection.report import write_report
+    from siamesenorm.lab.inspection.page import write_report
 
     try:
         written = write_report(found, out or default_folder(run, str(source.facts["kind"])))
@@ -132,8 +132,8 @@ def check(
     """The coordinate check of a recipe, shown and written as an inspection is."""
     from rich.console import Console
 
+    from siamesenorm.errors import InspectionError
     from siamesenorm.lab.inspection.coordinates_report import check_recipe, parse_multiples, show, write_coordinates
-    from siamesenorm.lab.inspection.errors import InspectionError
     from siamesenorm.terminal import progress_bar
 
     widths, depths = (parse_multiples(*each) for each in zip(multiples, ("--widths", "--depths"), strict=True))

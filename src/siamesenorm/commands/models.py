@@ -41,9 +41,9 @@ def models(
     """List the model presets with their parameters, FLOPs and memory, or explain one."""
     from rich.console import Console
 
+    from siamesenorm.errors import ConfigError
     from siamesenorm.models.families import FAMILIES
     from siamesenorm.residual import Residual
-    from siamesenorm.train.errors import ConfigError
 
     changes = {} if topology is None else {"topology": topology}
     if topology is not None:

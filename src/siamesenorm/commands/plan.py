@@ -14,7 +14,7 @@ from siamesenorm.commands.options import Json, Recipe
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from siamesenorm.train.planning.plan import Choice, Plan
+    from siamesenorm.train.planning.plan import LayoutChoice, Plan
 
 GIB = 2**30
 
@@ -79,7 +79,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def as_data(found: Plan, shown: list[Choice], to_type: str | None) -> dict[str, object]:
+def as_data(found: Plan, shown: list[LayoutChoice], to_type: str | None) -> dict[str, object]:
     """A plan as plain data; sizes in bytes, times in seconds."""
     config, given, nearest = found.config, found.given, found.too_large
     return {
@@ -96,7 +96,7 @@ def as_data(found: Plan, shown: list[Choice], to_type: str | None) -> dict[str, 
     }
 
 
-def show_table(console: Console, found: Plan, shown: list[Choice]) -> None:
+def show_table(console: Console, found: Plan, shown: list[LayoutChoice]) -> None:
     """One row a layout; memory in GiB."""
     from siamesenorm.terminal import plain_table
 

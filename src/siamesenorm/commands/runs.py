@@ -45,7 +45,7 @@ def runs(
 
 def row_of(folder: Path) -> dict[str, Any]:
     """One run; of one whose configuration cannot be read, what its status says."""
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
     from siamesenorm.train.folder import RunFolder
 
     run = RunFolder(folder)

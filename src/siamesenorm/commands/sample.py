@@ -55,16 +55,16 @@ def sample(
     with loading():
         import numpy as np
 
+        from siamesenorm.errors import ConfigError
         from siamesenorm.lab.sample_batches import SampleBatches
         from siamesenorm.lab.sampling import arranged, open_generator
-        from siamesenorm.tasks.diffusion.pictures import grid, save_png
-        from siamesenorm.tasks.diffusion.sampling import Sampler, usual_sampler
-        from siamesenorm.train.errors import ConfigError
+        from siamesenorm.tasks.diffusion.sample_grid import grid, save_png
+        from siamesenorm.tasks.diffusion.sampling import Sampler, default_sampler
 
     _check_targets(out, filmstrip, individually)
     with computing(device, precision) as place:
         generator = open_generator(run)
-        name: Any = sampler or usual_sampler(generator.process)
+        name: Any = sampler or default_sampler(generator.process)
         made = Sampler(name, steps, guidance, guidance_channels, clip=not generator.latent)
         made.check(generator.process)
         if guidance != 1 and not generator.model.config.class_dropout:
@@ -97,13 +97,13 @@ def sample(
 
 def _check_targets(out: Path, filmstrip: Path | None, individually: Path | None) -> None:
     """Say what cannot be written before anything is sampled."""
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
 
     for option, path in (("--out", out), ("--filmstrip", filmstrip)):
         if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
-            raise ConfigError(f"{option}: {str(path)!r} is not allowed; it takes a file that ends with .png")
+            raise ConfigError.not_allowed(option, str(path), "a file that ends with .png")
     if filmstrip is not None and filmstrip.absolute() == out.absolute():
-        raise ConfigError(f"--filmstrip: {str(filmstrip)!r} is not allowed; it takes another file than --out")
+        raise ConfigError.not_allowed("--filmstrip", str(filmstrip), "another file than --out")
     if individually is not None:
         from siamesenorm.lab.sample_files import check_place
 
@@ -113,7 +113,7 @@ def _check_targets(out: Path, filmstrip: Path | None, individually: Path | None)
 def _make_room(out: Path, filmstrip: Path | None, individually: Path | None) -> None:
     """Make the folders and try to write in them, so that no failure waits behind the sampling."""
     from siamesenorm.data.atomic import check_output
-    from siamesenorm.train.errors import ConfigError
+    from siamesenorm.errors import ConfigError
 
     for option, target in (("--out", out), ("--filmstrip", filmstrip), ("--individually", individually)):
         if target is None:
@@ -121,5 +121,5 @@ def _make_room(out: Path, filmstrip: Path | None, individually: Path | None) -> 
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{option}: {str(target)!r} cannot be written: {error.strerror}") from None
+            raise ConfigError.failed(option, target, "written", error) from None
         check_output(target / "0.png" if target.is_dir() else target, option)

@@ -62,12 +62,12 @@ def study(
     """
     from rich.console import Console
 
+    from siamesenorm.errors import ConfigError
     from siamesenorm.lab.compare.engines import check_engine, open_engine
     from siamesenorm.lab.study.merging import merge_records
     from siamesenorm.lab.study.page import write_results
     from siamesenorm.lab.study.running import open_study, run_study
     from siamesenorm.lab.study.status import show_challenge, show_dry_run, show_status
-    from siamesenorm.train.errors import ConfigError
 
     console = Console()
     check_engine(engine)

@@ -54,9 +54,9 @@ def train(
     """
     from rich.console import Console
 
+    from siamesenorm.errors import ConfigError
     from siamesenorm.train.display import ConsoleDisplay, Display, output_may_be_gone
     from siamesenorm.train.distributed import World, lost_another
-    from siamesenorm.train.errors import ConfigError
     from siamesenorm.train.folder import Mode
     from siamesenorm.train.loop import train as run_training
     from siamesenorm.train.recipes import resolve
@@ -91,7 +91,9 @@ def train(
         result = run_training(config, folder, mode=mode, display=display, world=world, at=at)
     except Exception as error:
         if world.size > 1 and lost_another(error):
-            problem = f"process {world.rank}: another process of the run has failed or was lost; its own words say why"
+            problem = (
+                f"process {world.rank}: another process of the run has failed or was lost; its own message says why"
+            )
         elif isinstance(error, OSError):
             problem = f"{folder}: {error.strerror or error}"
         else:

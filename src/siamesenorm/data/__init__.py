@@ -8,12 +8,13 @@ loader = BatchLoader(TrainingData(open_tokens("corpus"), 1024), global_batch_siz
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from siamesenorm.errors import DataError
+
 if TYPE_CHECKING:
     from siamesenorm.data.arithmetic import Arithmetic, Problem
     from siamesenorm.data.bpe import JsonTokenizer, train_bpe
     from siamesenorm.data.choices import Choice, ChoiceScore, arithmetic_choices, score_choices
     from siamesenorm.data.embedded import embedded_tokens
-    from siamesenorm.data.errors import DataError
     from siamesenorm.data.index import Index, read_index, verify
     from siamesenorm.data.loader import BatchLoader
     from siamesenorm.data.order import Order, shuffled
@@ -29,7 +30,6 @@ ROOMS = {
     "bpe": ("JsonTokenizer", "train_bpe"),
     "choices": ("Choice", "ChoiceScore", "arithmetic_choices", "score_choices"),
     "embedded": ("embedded_tokens",),
-    "errors": ("DataError",),
     "index": ("Index", "read_index", "verify"),
     "loader": ("BatchLoader",),
     "order": ("Order", "shuffled"),

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from siamesenorm.data.chat import Encoded, conversation_encoder
 from siamesenorm.data.documents import unit_hash
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.examples import ASSISTANT, Example, read_examples
 from siamesenorm.data.held_out import AIM, MOST
 from siamesenorm.data.sources import find_sources
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import Tokenizer, load_tokenizer, token_dtype
 from siamesenorm.data.tokens import SCORED, STARTS, Tokens
+from siamesenorm.errors import DataError
 
 LARGEST = 1 << 29
 """Bytes of examples that are tokenised at every start."""
@@ -68,9 +68,9 @@ def _tokens(name: str, split: str | None, tokenizer: str, template: str, length:
     bound = 0.0 if split is None else _bound(fitted)
     held_out = split == "validation"
     chosen = [example for example in fitted if (example.number < bound) == held_out]
-    told = name if split is None else f"{name} ({split})"
-    tokens, share = pack(chosen, length, load_tokenizer(tokenizer), told)
-    said = f"{told}: {len(chosen):,} examples in {len(tokens) // length:,} sequences, {share:.0%} of them filled"
+    title = name if split is None else f"{name} ({split})"
+    tokens, share = pack(chosen, length, load_tokenizer(tokenizer), title)
+    said = f"{title}: {len(chosen):,} examples in {len(tokens) // length:,} sequences, {share:.0%} of them filled"
     if (cut or left_out) and not held_out:
         said += f"; of all, longer than {length} tokens: {cut:,} cut, {left_out:,} left out"
     tokens.note = said

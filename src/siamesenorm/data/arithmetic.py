@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from siamesenorm.data.documents import SPLITS, Document, Piece, Reading, Source, unit_hash
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 OPERATIONS = ("+", "-", "*")
 LINES = 24

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.lib import format as numpy_format
 from numpy.typing import NDArray
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import LARGEST, reason_of
+from siamesenorm.errors import DataError
 
 KINDS = "biuf"
 """Truth values, whole numbers, floats."""

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.removal import PARTIAL, check_removable, hidden_name, remove_file
 from siamesenorm.data.replacement import replace_file
 from siamesenorm.data.streams import is_stream, write_stream
+from siamesenorm.errors import DataError
 
 BLOCK = 1 << 20
 
@@ -89,7 +89,7 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def check_output(path: Path, field: str) -> None:
     """Raise unless a file can be written there: asked before long work, whose result would be lost."""
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise DataError(f"{field}: {str(path)!r} is not allowed; it takes a file in a folder that is there")
+        raise DataError.not_allowed(field, str(path), "a file in a folder that is there")
     try:
         if not is_stream(path):
             place = Path(os.path.realpath(path))
@@ -98,7 +98,7 @@ def check_output(path: Path, field: str) -> None:
             open(attempt, "xb").close()
             remove_file(attempt)
     except OSError as error:
-        raise DataError(f"{field}: {str(path)!r} cannot be written: {error.strerror or error}") from None
+        raise DataError.failed(field, path, "written", error) from None
 
 
 def sha256_of(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 Batch = dict[str, Tensor]
 
@@ -33,9 +33,7 @@ class Batches(ABC):
         if not 0 <= rank < world_size:
             raise DataError(f"rank: {rank} is not allowed; with world_size {world_size} it takes 0 to {world_size - 1}")
         if global_batch_size < world_size:
-            raise DataError(
-                f"global_batch_size: {global_batch_size} is not allowed; it takes world_size {world_size} or more"
-            )
+            raise DataError.not_allowed("global_batch_size", global_batch_size, f"world_size {world_size} or more")
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.pin_memory = pin_memory
         self._ahead: Any = None
@@ -62,7 +60,7 @@ class Batches(ABC):
     def seek(self, sample: int) -> None:
         """Go on from here."""
         if isinstance(sample, bool) or sample < 0:
-            raise DataError(f"sample: {sample} is not allowed; it takes 0 or more")
+            raise DataError.not_allowed("sample", sample, "0 or more")
         self.close()
         self._sample = int(sample)
 

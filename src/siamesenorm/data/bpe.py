@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from siamesenorm.data.errors import DataError, import_extra
 from siamesenorm.data.reading import parse_json, reason_of
 from siamesenorm.data.tokenizer import END_OF_DOCUMENT, PADDING, TokenIds, fingerprint_of, token_dtype
+from siamesenorm.errors import DataError, import_extra
 
 END_TOKENS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
 """Tokens taken as the end of a document where none is named, in this order."""
@@ -107,7 +107,7 @@ class JsonTokenizer:
 def train_bpe(texts: Iterable[str], vocab_size: int, *, progress: bool = False) -> JsonTokenizer:
     """Train a byte-level BPE: every text can be encoded, and the same texts give the same tokenizer."""
     if isinstance(vocab_size, bool) or not SMALLEST_VOCABULARY <= vocab_size <= 1 << 24:
-        raise DataError(f"vocab_size: {vocab_size} is not allowed; it takes {SMALLEST_VOCABULARY} to {1 << 24}")
+        raise DataError.not_allowed("vocab_size", vocab_size, f"{SMALLEST_VOCABULARY} to {1 << 24}")
     library = import_extra("tokenizers", "training a BPE tokenizer")
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from siamesenorm.data.errors import DataError, import_extra
 from siamesenorm.data.examples import ASSISTANT, Example
 from siamesenorm.data.reading import read_json, read_text, reason_of
 from siamesenorm.data.tokenizer import SETTINGS, Tokenizer, load_tokenizer
+from siamesenorm.errors import DataError, import_extra
 
 TEMPLATES = ("auto", "chat", "plain", "verbatim")
 JINJA = "chat_template.jinja"
@@ -58,7 +58,7 @@ def conversation_encoder(tokenizer: str, template: str) -> Encode:
 def chat_template(tokenizer: str, template: str) -> str | None:
     """The template that examples are written by, as text; None where they are written verbatim."""
     if template not in TEMPLATES:
-        raise DataError(f"data.template: {template!r} is not allowed; it takes {', '.join(TEMPLATES)}")
+        raise DataError.not_allowed("data.template", template, ", ".join(TEMPLATES))
     if template == "verbatim":
         return None
     own = None if template == "plain" else _own_template(Path(tokenizer))
@@ -87,26 +87,26 @@ def _own_template(path: Path) -> str | None:
     return said if isinstance(said, str) else None
 
 
-class Part(NamedTuple):
+class ChatPart(NamedTuple):
     """A stretch of a conversation; an answer is learnt, and the end-of-text token behind it."""
 
     text: str
     answer: bool
 
 
-def plain(example: Example) -> list[Part]:
+def plain(example: Example) -> list[ChatPart]:
     """The parts of the plain template."""
-    parts: list[Part] = []
+    parts: list[ChatPart] = []
     for message in example.messages:
         between = "\n\n" if parts and parts[-1].answer else ""
         if message.role == ASSISTANT:
-            parts += [Part(f"{between}Assistant:", False), Part(f" {message.content}", True)]
+            parts += [ChatPart(f"{between}Assistant:", False), ChatPart(f" {message.content}", True)]
         else:
-            parts.append(Part(f"{between}{message.role.capitalize()}: {message.content}\n\n", False))
+            parts.append(ChatPart(f"{between}{message.role.capitalize()}: {message.content}\n\n", False))
     return parts
 
 
-def verbatim(example: Example) -> list[Part]:
+def verbatim(example: Example) -> list[ChatPart]:
     """A prompt and its answer as they stand."""
     if not example.pair or len(example.messages) != 2:
         raise DataError(
@@ -114,10 +114,10 @@ def verbatim(example: Example) -> list[Part]:
             f"system and messages take auto, chat or plain"
         )
     prompt, answer = example.messages
-    return [Part(prompt.content, False), Part(answer.content, True)]
+    return [ChatPart(prompt.content, False), ChatPart(answer.content, True)]
 
 
-def _in_pieces(parts: Sequence[Part], tokenizer: Tokenizer) -> Encoded:
+def _in_pieces(parts: Sequence[ChatPart], tokenizer: Tokenizer) -> Encoded:
     """Every part by itself, as a prompt is when its answer is asked for."""
     ids: list[int] = []
     scored: list[bool] = []

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from siamesenorm.data.arithmetic import DRAWS, Arithmetic, Problem
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 LogLikelihoods = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
 """Sum of the log-probabilities of each continuation after its context."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from siamesenorm.data.atomic import sha256_of
 from siamesenorm.data.documents import Document, Piece, Reading, Source, pieces_by_size, sound_text
-from siamesenorm.data.errors import DataError, import_extra
+from siamesenorm.errors import DataError, import_extra
 
 ROWS = 1024
 """Rows read at a time."""

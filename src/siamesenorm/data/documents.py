@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 SPLITS = ("train", "validation")
 Invalid = Literal["error", "replace", "skip"]

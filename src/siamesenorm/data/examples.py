@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from siamesenorm.data.documents import Piece, Reading, decode_text
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import BOM, JsonLinesFile, LinePlace
 from siamesenorm.data.reading import parse_json, reason_of
 from siamesenorm.data.sources import ENDINGS, find_sources
+from siamesenorm.errors import DataError
 
 ANSWERS = ("answer", "completion", "response")
 """Names of the field that is learnt."""

@@ -14,8 +14,8 @@ from typing import BinaryIO, cast
 
 from siamesenorm.data.atomic import BLOCK, sha256_of
 from siamesenorm.data.documents import Document, Piece, Reading, Source, decode_text, refuse, sound_text
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import parse_json
+from siamesenorm.errors import DataError
 
 BOM = b"\xef\xbb\xbf"
 LOOK = 4096
@@ -23,7 +23,7 @@ LOOK = 4096
 
 
 @dataclass(frozen=True)
-class File(Source):
+class DocumentFile(Source):
     """A file of documents."""
 
     name: str
@@ -62,7 +62,7 @@ class File(Source):
         try:
             return cast(BinaryIO, gzip.open(self.path)) if self.packed else open(self.path, "rb")
         except OSError as error:
-            raise DataError(f"source: {str(self.path)!r} cannot be read: {error.strerror}") from None
+            raise DataError.failed("source", self.path, "read", error) from None
 
     def lines(self, piece: Piece) -> Iterator[tuple[int, bytes]]:
         """Offset and bytes of the lines that start in a piece."""
@@ -106,14 +106,14 @@ def looks_like_text(path: Path) -> bool:
 class LinePlace:
     """Where a line stands; its number is counted only if the place is said."""
 
-    file: File
+    file: DocumentFile
     offset: int
 
     def __str__(self) -> str:
         return f"{self.file.name}, line {self.file.line_number(self.offset)}"
 
 
-class TextFile(File):
+class TextFile(DocumentFile):
     """Plain text: the file, a line or a paragraph (up to an empty line) is one document."""
 
     kind = "text"
@@ -174,7 +174,7 @@ class TextFile(File):
         return (before if first[0] > 3 else b"\n" + before).endswith((b"\n\n", b"\n\r\n"))
 
 
-class JsonLinesFile(File):
+class JsonLinesFile(DocumentFile):
     """One JSON object a line, with the text in one field."""
 
     kind = "jsonl"

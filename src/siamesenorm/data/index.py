@@ -16,8 +16,8 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from siamesenorm.data.atomic import sha256_matches, write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import MissingError, read_model
+from siamesenorm.errors import DataError
 
 INDEX = "index.json"
 PROGRESS = ".progress"
@@ -35,13 +35,13 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 
 
-class Entry(BaseModel):
+class IndexPart(BaseModel):
     """A part of the index; nothing unknown is taken silently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Shard(Entry):
+class Shard(IndexPart):
     """One token file and its document boundaries (``start,end,id,source,place`` a line, gzipped)."""
 
     file: FileName
@@ -53,7 +53,7 @@ class Shard(Entry):
     boundaries_sha256: Hash
 
 
-class Split(Entry):
+class Split(IndexPart):
     """The shards of a split in order, with their sums."""
 
     tokens: Count
@@ -62,7 +62,7 @@ class Split(Entry):
     shards: list[Shard]
 
 
-class SourceEntry(Entry):
+class SourceEntry(IndexPart):
     """What was read."""
 
     name: str
@@ -71,7 +71,7 @@ class SourceEntry(Entry):
     sha256: Hash
 
 
-class TokenizerEntry(Entry):
+class TokenizerEntry(IndexPart):
     """What made the tokens; the file lies in the same folder."""
 
     file: FileName
@@ -82,7 +82,7 @@ class TokenizerEntry(Entry):
     eos_token: str
 
 
-class Settings(Entry):
+class Settings(IndexPart):
     """What decides the shards, besides the sources and the tokenizer."""
 
     seed: int = 0
@@ -96,7 +96,7 @@ class Settings(Entry):
 FORMAT = "siamesenorm-tokens"
 
 
-class Index(Entry):
+class Index(IndexPart):
     """Everything about a prepared folder."""
 
     format: Literal["siamesenorm-tokens"] = "siamesenorm-tokens"

@@ -13,8 +13,8 @@ import threading
 import numpy as np
 
 from siamesenorm.data.batches import Batch, Batches, pinned
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import TrainingData
+from siamesenorm.errors import DataError
 
 
 class BatchLoader(Batches):
@@ -38,7 +38,7 @@ class BatchLoader(Batches):
         pin_memory: bool = False,
     ) -> None:
         if prefetch < 0:
-            raise DataError(f"prefetch: {prefetch} is not allowed; it takes 0 or more")
+            raise DataError.not_allowed("prefetch", prefetch, "0 or more")
         self.data, self.prefetch = data, prefetch
         super().__init__(global_batch_size, rank=rank, world_size=world_size, sample=sample, pin_memory=pin_memory)
 

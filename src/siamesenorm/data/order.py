@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 Samples = NDArray[np.int64]
 ROUNDS = 4

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from siamesenorm.data.batches import Batch
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.order import Order
 from siamesenorm.data.tokenizer import TokenIds
 from siamesenorm.data.tokens import SCORED, STARTS, Tokens
+from siamesenorm.errors import DataError
 
 IGNORED = -100
 BLOCK = 4096
@@ -120,7 +120,7 @@ def check_corpora(corpora: Sequence[Tokens], sequence_length: int, document_mask
     if not corpora:
         raise DataError("data: no corpus given; one or more are needed")
     if isinstance(sequence_length, bool) or sequence_length < 1:
-        raise DataError(f"sequence_length: {sequence_length} is not allowed; it takes 1 or more")
+        raise DataError.not_allowed("sequence_length", sequence_length, "1 or more")
     made = {corpus.fingerprint: corpus.name for corpus in corpora if corpus.fingerprint is not None}
     if len(made) > 1:
         raise DataError(f"data: {' and '.join(list(made.values())[:2])} were made with different tokenizers")

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from siamesenorm.data.atomic import locked_folder, sha256_matches
 from siamesenorm.data.documents import SPLITS, Piece, Reading, Source
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.held_out import hold_out
 from siamesenorm.data.index import (
     FORMAT,
@@ -52,6 +51,7 @@ from siamesenorm.data.shards import Chunk, ChunkRecord, Work
 from siamesenorm.data.sources import find_sources
 from siamesenorm.data.tokenizer import FILE, Tokenizer, load_tokenizer, save_tokenizer, token_dtype
 from siamesenorm.data.workers import Progress, available_cores, run_chunks
+from siamesenorm.errors import DataError
 
 SMALLEST, LARGEST, CHUNKS = 1 << 20, 1 << 28, 64
 """Bytes of a chunk where none are asked for: a 64th of the sources, within these limits."""
@@ -99,7 +99,7 @@ def prepare(
     )
     workers = available_cores() if workers is None else workers
     if workers < 1:
-        raise DataError(f"workers: {workers} is not allowed; it takes 1 or more")
+        raise DataError.not_allowed("workers", workers, "1 or more")
     chosen = load_tokenizer(tokenizer, eos) if isinstance(tokenizer, (str, Path)) else tokenizer
     found = find_sources(sources, format=format, pattern=pattern, subset=subset, hub_split=hub_split, seed=seed)
     folder = Path(out)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 LARGEST = 2**30
 """Bytes of a file that is read whole."""
@@ -56,9 +56,7 @@ def named_path(name: str | Path, field: str) -> Path:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass  # what it is wanted for decides whether it must be there
     except (OSError, ValueError) as error:  # too long, with a NUL, or with what the system has no bytes for
-        raise DataError(
-            f"{field}: {str(name)!r} is not allowed; it takes a name that this system can have: {reason_of(error)}"
-        ) from None
+        raise DataError.not_allowed(field, str(name), f"a name that this system can have: {reason_of(error)}") from None
     return Path(name)
 
 
@@ -70,7 +68,7 @@ def read_bytes(path: Path, field: str, largest: int = LARGEST) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise MissingError(f"{field}: {str(path)!r} is not there") from None
     except (OSError, ValueError) as error:  # a name with a NUL or that the system cannot write is no OSError
-        raise DataError(f"{field}: {str(path)!r} cannot be read: {reason_of(error)}") from error
+        raise DataError.failed(field, path, "read", error) from error
     if len(content) > largest:
         raise DataError(f"{field}: {str(path)!r} is too large; it takes up to {largest} bytes")
     return content

@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 PARTIAL, REPLACED = ".partial", ".replaced"
 """How names end of what is being written, and of what was replaced and is about to go."""

@@ -78,10 +78,10 @@ class Replacement:
         if kind is not None:
             self._undo()
         for aside, made in self._aside if kind is None else ():
-            with _told(aside, "was replaced and could not be removed"):
+            with _reporting(aside, "was replaced and could not be removed"):
                 remove_file(aside) if made is None else remove_tree(aside, made)
         for new in self._new:
-            with _told(new, "could not be removed"):
+            with _reporting(new, "could not be removed"):
                 remove_file(new)
 
     def _undo(self) -> None:
@@ -90,12 +90,12 @@ class Replacement:
             if os.path.lexists(target) and (is_copy or not os.path.lexists(source)):
                 if is_copy:
                     self._new.remove(target)  # the last one there is, should it not come back
-                with _told(target, f"could not be put back to {source}"):
+                with _reporting(target, f"could not be put back to {source}"):
                     os.replace(target, source)
 
 
 @contextlib.contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
+def _reporting(path: Path, what: str) -> Iterator[None]:
     """What fails at the end is said, and changes nothing any more."""
     try:
         yield

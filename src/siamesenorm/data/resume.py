@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from siamesenorm.data.atomic import sha256_matches, sync_folder
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.index import INDEX, PROGRESS, Index, Shard, holds_index, read_index
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_model
@@ -26,6 +25,7 @@ from siamesenorm.data.removal import (
 from siamesenorm.data.replacement import Replacement
 from siamesenorm.data.shards import ChunkRecord
 from siamesenorm.data.tokenizer import FILE
+from siamesenorm.errors import DataError
 
 SHARD_NAME = re.compile(r"(train|validation)-(\d{5,})\.(npy|csv\.gz)")
 REPLACEMENT = ".replacement"

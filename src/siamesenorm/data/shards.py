@@ -21,7 +21,7 @@ import numpy as np
 from siamesenorm.data.atomic import sha256_of, whole_file, write_json
 from siamesenorm.data.documents import SPLITS, Piece, Reading, Source
 from siamesenorm.data.held_out import split_document
-from siamesenorm.data.index import PROGRESS, Entry, Shard
+from siamesenorm.data.index import PROGRESS, IndexPart, Shard
 from siamesenorm.data.tokenizer import Tokenizer
 
 BATCH = 1 << 22
@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 """Hears of bytes of text read and tokens made since it was last called."""
 
 
-class ChunkRecord(Entry):
+class ChunkRecord(IndexPart):
     """What a finished chunk has written: the unit of resuming."""
 
     number: int
@@ -63,7 +63,7 @@ class Work:
     reading: Reading
 
 
-class ShardWriter:
+class TokenShardWriter:
     """Writes one shard; it takes its name when it is closed, and there is none if nothing was added."""
 
     def __init__(self, folder: Path, split: str, number: int) -> None:
@@ -74,7 +74,7 @@ class ShardWriter:
         self._stack = contextlib.ExitStack()
         self._open = False
 
-    def __enter__(self) -> ShardWriter:
+    def __enter__(self) -> TokenShardWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -121,7 +121,7 @@ def write_chunk(work: Work, tokenizer: Tokenizer, chunk: Chunk, progress: Progre
     """Write the shards of a chunk, then the record that they are finished."""
     skipped: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
-        writers = {split: stack.enter_context(ShardWriter(work.folder, split, chunk.number)) for split in SPLITS}
+        writers = {split: stack.enter_context(TokenShardWriter(work.folder, split, chunk.number)) for split in SPLITS}
         for batch in _batches(work, chunk, skipped, progress):
             for split, (texts, rows, size) in batch.items():
                 progress(0, writers[split].add(tokenizer, texts, rows, size))
@@ -146,7 +146,7 @@ def _batches(work: Work, chunk: Chunk, skipped: Counter[str], progress: Progress
     sizes: Counter[str] = Counter()
     for number, piece in chunk.pieces:
         source = work.sources[number]
-        told = held = 0
+        reported = held = 0
         for document in source.read(piece, work.reading, skipped):
             raw = document.text.encode()
             held += len(raw)
@@ -160,10 +160,10 @@ def _batches(work: Work, chunk: Chunk, skipped: Counter[str], progress: Progress
                 sizes[part.split] += len(part.text.encode())
             if sizes.total() >= BATCH:
                 # a piece is counted whole in the end, so a packed or tagged source never counts beyond its bytes
-                progress(min(held, piece.size) - told, 0)
-                told = min(held, piece.size)
+                progress(min(held, piece.size) - reported, 0)
+                reported = min(held, piece.size)
                 yield {split: (texts[split], rows[split], sizes[split]) for split in SPLITS if texts[split]}
                 texts, rows = {split: [] for split in SPLITS}, {split: [] for split in SPLITS}
                 sizes.clear()
-        progress(piece.size - told, 0)
+        progress(piece.size - reported, 0)
     yield {split: (texts[split], rows[split], sizes[split]) for split in SPLITS if texts[split]}

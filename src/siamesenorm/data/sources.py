@@ -11,12 +11,12 @@ from pathlib import Path
 from siamesenorm.data.arithmetic import Arithmetic, ArithmeticCorpus
 from siamesenorm.data.columns import HubDataset, ParquetFile
 from siamesenorm.data.documents import SPLITS, Document, Reading, Source
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import JsonLinesFile, TextFile
 from siamesenorm.data.held_out import split_document
 from siamesenorm.data.listing import walk
 from siamesenorm.data.reading import named_path
 from siamesenorm.data.stdlib import PythonCorpus
+from siamesenorm.errors import DataError
 
 HUB = "hf:"
 EMBEDDED = ("python-code", "python-docs", "arithmetic")
@@ -46,7 +46,7 @@ def find_sources(
     or ``hf:NAME`` for a Hugging Face dataset.
     """
     if format != "auto" and format not in FORMATS:
-        raise DataError(f"format: {format!r} is not allowed; it takes auto, {', '.join(FORMATS)}")
+        raise DataError.not_allowed("format", format, f"auto, {', '.join(FORMATS)}")
     if not names:
         raise DataError("sources: none given; name a file, a folder, an embedded corpus or hf:NAME")
     found: list[Source] = []
@@ -73,7 +73,7 @@ def embedded_documents(name: str, split: str, *, seed: int = 0, validation: floa
     if name.partition(":")[0] not in EMBEDDED:
         raise DataError(f"corpus: {name!r} is not known; known names: {', '.join(EMBEDDED)}")
     if split not in SPLITS:
-        raise DataError(f"split: {split!r} is not allowed; it takes {', '.join(SPLITS)}")
+        raise DataError.not_allowed("split", split, ", ".join(SPLITS))
     source = _embedded(name, seed)
     if isinstance(source, ArithmeticCorpus):
         return source.settings.documents(split)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from siamesenorm.data.documents import Document, Piece, Reading, Source, pieces_by_size
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
 """Folders that are no library code, or that the documentation corpus holds."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from siamesenorm.data.atomic import whole_file, write_json
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 DTYPES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.float16: "F16",
@@ -146,5 +146,5 @@ def parse_size(text: str, field: str) -> int:
     match = re.fullmatch(r"(\d{1,15})\s*([A-Za-z]*)", text)
     size = int(match[1]) * UNITS.get(match[2].upper(), 0) if match else 0
     if not 1 <= size < 2**63:
-        raise DataError(f"{field}: {text!r} is not allowed; it takes a size such as 5GB, 500MB or 2GiB")
+        raise DataError.not_allowed(field, text, "a size such as 5GB, 500MB or 2GiB")
     return size

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from siamesenorm.data.errors import DataError
-from siamesenorm.data.reading import named_path, reason_of
+from siamesenorm.data.reading import named_path
 from siamesenorm.data.tensor_files import DTYPES, Kind
+from siamesenorm.errors import DataError
 
 
 def read_tensors(path: Path | str, field: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -70,4 +70,4 @@ def _opened(path: Path | str, field: str) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except Exception as error:  # a forged header fails here and there, in kinds of its own
-        raise DataError(f"{field}: {str(path)!r} cannot be read: {reason_of(error)}") from None
+        raise DataError.failed(field, path, "read", error) from None

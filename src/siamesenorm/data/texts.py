@@ -10,12 +10,12 @@ import mimetypes
 from pathlib import Path
 
 from siamesenorm.data.documents import Reading
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import looks_like_text
 from siamesenorm.data.held_out import hold_out
 from siamesenorm.data.sources import ENDINGS, find_sources, read_documents
 from siamesenorm.data.tokenizer import Tokenizer, load_tokenizer
 from siamesenorm.data.tokens import ARRAYS, Tokens, tokens_in_memory
+from siamesenorm.errors import DataError
 
 LARGEST = 1 << 26
 """Bytes of text that are tokenised anew at every start."""
@@ -58,8 +58,8 @@ def _tokens(name: str, split: str | None, tokenizer: str, sha256: str) -> Tokens
         for document in read_documents(sources, reading)
         if document.split == (split or "train") and document.text.strip()
     ]
-    told = name if split is None else f"{name} ({split})"
-    return tokens_in_memory(texts, chosen, told) if texts else _none(chosen, told)
+    title = name if split is None else f"{name} ({split})"
+    return tokens_in_memory(texts, chosen, title) if texts else _none(chosen, title)
 
 
 def _none(tokenizer: Tokenizer, name: str) -> Tokens:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from siamesenorm.data.atomic import whole_file
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import named_path, read_json, read_text
+from siamesenorm.errors import DataError
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|padding|>"

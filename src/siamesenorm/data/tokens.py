@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from siamesenorm.data.arrays import array_header
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.files import LOOK, looks_like_text
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
 from siamesenorm.data.listing import files_below
 from siamesenorm.data.reading import named_path
 from siamesenorm.data.tokenizer import TokenIds, Tokenizer
+from siamesenorm.errors import DataError
 
 DTYPES: dict[str, np.dtype[np.unsignedinteger[Any]]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 ARRAYS = (".npy", ".bin")
@@ -148,7 +148,7 @@ def open_tokens(
     if len(paths) == 1 and ((paths[0] / INDEX).is_file() or (paths[0] / PROGRESS).is_dir()):
         return _prepared(paths[0], split)
     if dtype not in DTYPES:
-        raise DataError(f"dtype: {dtype!r} is not allowed; it takes {', '.join(DTYPES)}")
+        raise DataError.not_allowed("dtype", dtype, ", ".join(DTYPES))
     files = [file for path in paths for file in _raw_files(path)]
     name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
     return Tokens([_raw(file, dtype) for file in files], name=name, eos_id=eos_id, vocab_size=vocab_size)

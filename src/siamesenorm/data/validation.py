@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from siamesenorm.data.batches import Batch
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED, check_corpora, make_batch
 from siamesenorm.data.tokens import SCORED, STARTS, Tokens
+from siamesenorm.errors import DataError
 
 BLOCK = 1 << 20
 """Tokens that are looked at together."""
@@ -36,7 +36,7 @@ class ValidationData:
         if not len(tokens):
             raise DataError(f"data: {tokens.name!r} has no tokens to validate on; hold out more, or split finer (unit)")
         if sequences is not None and sequences < 1:
-            raise DataError(f"sequences: {sequences} is not allowed; it takes 1 or more")
+            raise DataError.not_allowed("sequences", sequences, "1 or more")
         self.tokens, self.sequence_length, self.document_masking = tokens, sequence_length, document_masking
         whole = -(-len(tokens) // sequence_length) if tokens.marks is None else len(tokens) // sequence_length
         self.sequences = whole if sequences is None else min(whole, sequences)

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from siamesenorm.data.torchvision_ops import check_torchvision
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError, check_torchvision
 from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.models.fingerprint import weights_hash
 
@@ -26,10 +25,7 @@ def diffusers_class(name: str) -> Any:
     try:
         import diffusers
     except ImportError as error:
-        raise InteropError(
-            f"{name} needs the package {(error.name or 'diffusers').partition('.')[0]!r}; "
-            "install it with pip install 'siamesenorm[diffusion]'"
-        ) from None
+        raise InteropError.missing_package(name, error.name or "diffusers", "diffusion") from None
     return getattr(diffusers, name)
 
 
@@ -84,9 +80,7 @@ def load_autoencoder(folder: str | Path, device: str | torch.device = "cpu") -> 
     path = Path(folder)
     found = next((place for place in (path, path / "vae") if (place / "config.json").is_file()), None)
     if found is None:
-        raise InteropError(
-            f"vae: {str(folder)!r} is not allowed; it takes a folder with config.json and weights of an AutoencoderKL"
-        )
+        raise InteropError.not_allowed("vae", str(folder), "a folder with config.json and weights of an AutoencoderKL")
     cls = diffusers_class("AutoencoderKL")
     options = {"local_files_only": True, "use_safetensors": True, "low_cpu_mem_usage": False}
     with read_by_others("vae", found):

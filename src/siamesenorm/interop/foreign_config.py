@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from siamesenorm.interop.errors import OfficialError
+from siamesenorm.errors import OfficialError
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -27,7 +27,7 @@ def checked(kind: type[Config], fields: Mapping[str, Any]) -> Config:
 def as_mapping(config: Any) -> Mapping[str, Any]:
     """The configuration, where it is one."""
     if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
-        raise OfficialError(f"config: {type(config).__name__} is not allowed; it takes a mapping of names to values")
+        raise OfficialError.not_allowed("config", type(config).__name__, "a mapping of names to values")
     return config
 
 

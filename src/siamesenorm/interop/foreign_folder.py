@@ -17,7 +17,7 @@ from typing import Any
 
 from siamesenorm.data.reading import read_object, reason_of
 from siamesenorm.data.tensors import tensor_shapes
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "layers_per_block")
 """What configurations call a number of layers, each of which has weights."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from siamesenorm.interop.errors import OfficialError
+from siamesenorm.errors import OfficialError
 from siamesenorm.interop.official_deit import deit_names, load_deit
 from siamesenorm.interop.official_dit import dit_names, load_dit
 from siamesenorm.interop.official_forms import (

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from siamesenorm.interop.errors import OfficialError
+from siamesenorm.errors import OfficialError
 from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
 from siamesenorm.interop.official_forms import VISION, official_topology
 from siamesenorm.interop.renaming import Names, load_renamed, rename

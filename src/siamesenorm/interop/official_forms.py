@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from siamesenorm.catalogue import spec_of
-from siamesenorm.interop.errors import OfficialError
+from siamesenorm.errors import OfficialError
 from siamesenorm.models.lm import LMConfig
 from siamesenorm.residual import Residual, Topology
 from siamesenorm.residual.siamese import Siamese
@@ -64,18 +64,18 @@ def same_equation(one: Topology, other: Topology) -> bool:
 
 def check_language_fields(config: LMConfig, topology: str) -> None:
     """Raise where a language model has what OLMo's configuration cannot say."""
-    usual: dict[str, Any] = {name: LMConfig.model_fields[name].default for name in UNSAID}
+    expected: dict[str, Any] = {name: LMConfig.model_fields[name].default for name in UNSAID}
     if config.activation not in ("swiglu", "gelu"):
-        usual["activation"] = "swiglu"
-    if config.head_width * config.heads != config.dim:
-        usual["head_dim"] = None
+        expected["activation"] = "swiglu"
+    if config.dim_per_head * config.heads != config.dim:
+        expected["head_dim"] = None
     if topology.startswith("siamese"):
-        usual["norm_affine"] = True  # the second stream is known by its gains
-    check_fields(config, usual, "language model")
+        expected["norm_affine"] = True  # the second stream is known by its gains
+    check_fields(config, expected, "language model")
 
 
-def check_fields(config: BaseModel, usual: Mapping[str, Any], model: str) -> None:
+def check_fields(config: BaseModel, expected: Mapping[str, Any], model: str) -> None:
     """Raise at the first field that is not what every official model has."""
-    for name, value in usual.items():
+    for name, value in expected.items():
         if (given := getattr(config, name)) != value:
             raise OfficialError(f"{name} = {given!r} has no official {model}; it takes {value!r}")

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from siamesenorm.interop.errors import OfficialError
+from siamesenorm.errors import OfficialError
 from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
 from siamesenorm.models.lm import LMConfig
 
@@ -147,29 +147,29 @@ def _qk_norm(fields: Mapping[str, Any], qkv: tuple[bool, ...], topology: str) ->
 
 def _topology(fields: Mapping[str, Any], two_streams: bool, qkv_norm: bool) -> str:
     """The topology whose norm placement the config describes, block by block."""
-    usual = Placement(
+    common = Placement(
         fields.get("attn_norm", True) is not False,
         fields.get("ffn_norm", True) is not False,
         bool(fields.get("attn_residual_after_norm", False)),
         bool(fields.get("ffn_residual_after_norm", False)),
     )
-    placements = [usual] * whole_number(fields, "n_layers")
+    placements = [common] * whole_number(fields, "n_layers")
     for block, changes in parse_special(fields.get("norm_pos_special_config")).items():
         if not 0 <= block < len(placements):
             raise OfficialError(f"config: norm_pos_special_config names block {block} of {len(placements)}")
-        placements[block] = usual._replace(**changes)
-    rest = set(placements[1:]) or {usual}
+        placements[block] = common._replace(**changes)
+    rest = set(placements[1:]) or {common}
     same = set(placements) == rest
     if two_streams:
-        found = {POST: "siamese", HYBRID: "siamese:form=hybrid_pre"}.get(usual if same else PRE)
+        found = {POST: "siamese", HYBRID: "siamese:form=hybrid_pre"}.get(common if same else PRE)
     elif same:
-        found = {PRE: "pre", POST: "post", HYBRID: "hybrid"}.get(usual)
+        found = {PRE: "pre", POST: "post", HYBRID: "hybrid"}.get(common)
     else:
         found = "hybrid_star" if placements[0] == PRE and rest == {HYBRID} else None
     if found is None or ("hybrid" in found and not qkv_norm):
         streams = "two streams" if two_streams else "one stream"
         raise OfficialError(
-            f"config: norms at {placements[0]} in block 0 and {usual} elsewhere, with {streams}, are no known topology"
+            f"config: norms at {placements[0]} in block 0 and {common} elsewhere, with {streams}, are no known topology"
         )
     return found
 

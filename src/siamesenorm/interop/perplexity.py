@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.tasks.sharing import Sharing
 
 
@@ -70,7 +70,7 @@ class Window(NamedTuple):
 def check_stride(length: int, stride: int | None) -> int:
     """How far windows of `length` tokens move: as given, where that is possible, or by half of them."""
     if stride is not None and not 1 <= stride <= length:
-        raise InteropError(f"stride: {stride} is not allowed; it takes a number from 1 to the window's {length}")
+        raise InteropError.not_allowed("stride", stride, f"a number from 1 to the window's {length}")
     return stride or max(length // 2, 1)
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from siamesenorm.interop.errors import OfficialError
+from siamesenorm.errors import OfficialError
 
 Model = TypeVar("Model", bound=nn.Module)
 Names = dict[str, str]

@@ -20,7 +20,7 @@ from siamesenorm.data.listing import files_below, names_in
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.removal import NOTHING, Made, NotOurs, check_removable, scratch_folder
 from siamesenorm.data.replacement import Replacement
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 
 RECORD = "export.json"
 
@@ -36,9 +36,9 @@ def staged(target: Path, overwrite: bool = False) -> Iterator[Path]:
             with named(target):
                 yield folder
         except SafetensorError as error:  # its way to say that the disk is full
-            raise InteropError(f"target: {str(target)!r} cannot be written: {' '.join(str(error).split())}") from None
+            raise InteropError.failed("target", target, "written", error) from None
         names = [path.relative_to(folder).as_posix() for path in files_below(folder)]
-        write_json(folder / RECORD, {"files": {name: asdict(File.of(folder / name)) for name in names}})
+        write_json(folder / RECORD, {"files": {name: asdict(ExportedFile.of(folder / name)) for name in names}})
         for name in names:  # safetensors' own writer makes files that nobody else may read
             os.chmod(folder / name, (folder / RECORD).stat().st_mode)
         with Replacement() as swap:
@@ -48,14 +48,14 @@ def staged(target: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class File:
+class ExportedFile:
     """A file, as it was exported."""
 
     size: int
     sha256: str
 
     @classmethod
-    def of(cls, path: Path) -> File:
+    def of(cls, path: Path) -> ExportedFile:
         """What it is now."""
         return cls(path.stat().st_size, sha256_of(path))
 
@@ -66,7 +66,7 @@ def check_target(target: Path, overwrite: bool = False) -> Made:
     if not os.path.lexists(place):
         return NOTHING
     if not place.is_dir():
-        raise InteropError(f"target: {str(target)!r} is not allowed; it takes a folder")
+        raise InteropError.not_allowed("target", str(target), "a folder")
     if not overwrite and names_in(place):
         raise InteropError(f"target: {str(target)!r} is there already and is not empty; overwrite replaces an export")
     made = _made(place)
@@ -82,11 +82,11 @@ def _made(folder: Path) -> Made:
     if not os.path.lexists(folder / RECORD):
         return NOTHING
     try:
-        files = {name: File(**entry) for name, entry in read_object(folder / RECORD, "export")["files"].items()}
+        files = {name: ExportedFile(**entry) for name, entry in read_object(folder / RECORD, "export")["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InteropError(f"target: {str(folder / RECORD)!r} is no record of an export; move it away") from None
     for name, file in files.items():
-        if (folder / name).is_file() and File.of(folder / name) != file:
+        if (folder / name).is_file() and ExportedFile.of(folder / name) != file:
             raise InteropError(f"target: {str(folder / name)!r} was changed after the export; move it away")
     parents = {parent.as_posix() for name in files for parent in Path(name).parents} - {"."}
     return re.compile("|".join(map(re.escape, (RECORD, *files, *sorted(parents)))))

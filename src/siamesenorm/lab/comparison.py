@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.axes import RECIPE, make_grid
 from siamesenorm.lab.compare.dry_run import dry_run
 from siamesenorm.lab.compare.engines import check_engine, open_engine
-from siamesenorm.lab.compare.grafts import GraftSource, open_source
+from siamesenorm.lab.compare.grafts import GraftSource, open_graft_source
 from siamesenorm.lab.compare.grid import Grid
 from siamesenorm.lab.compare.live import console_of, open_table
 from siamesenorm.lab.compare.model_file import open_model_file
 from siamesenorm.lab.compare.own_model import own_recipe
 from siamesenorm.lab.compare.preparation import OneComparison, Prepared, check_metric, prepare_grid, prepare_text
-from siamesenorm.lab.compare.presets import Preset, find_preset
+from siamesenorm.lab.compare.presets import GridPreset, find_preset
 from siamesenorm.lab.compare.runner import ThisProcess
 from siamesenorm.lab.inspection.looking import inspect_runs
 from siamesenorm.lab.report.outcome import Comparison, read_comparison
 from siamesenorm.tasks.own import Given, given, name_of
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.overrides import as_setting
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ RUNS = Path("runs")
 
 
 @dataclass(frozen=True)
-class Question:
+class ComparisonRequest:
     """What is compared, on what, and where it lies; its grid and fields are checked, nothing is written yet."""
 
     grid: Grid
     folder: Path
-    preset: Preset | None = None
+    preset: GridPreset | None = None
     metric: str | None = None
     baseline: str | None = None
     own: Given | None = None
@@ -128,7 +128,7 @@ def ask(
     metric: str | None = None,
     baseline: str | None = None,
     **axes: Sequence[str],
-) -> Question:
+) -> ComparisonRequest:
     """A question from what a command line says; axes: those of `make_grid`."""
     if model is not None and (recipe is not None or preset is not None):
         raise ConfigError(f"--model: {model!r} is not allowed with a recipe or preset; it takes the place of both")
@@ -137,12 +137,12 @@ def ask(
     if own is not None and text is not None:
         own, text = dataclasses.replace(own, data=text), None
     out = folder or default_folder(preset, model if recipe is None else Path(recipe).stem)
-    source = None if graft is None else open_source(graft)
+    source = None if graft is None else open_graft_source(graft)
     if source is not None and own is not None:
         raise ConfigError(f"--graft: {str(graft)!r} is not allowed with --model, whose weights are its own")
     named = recipe if own is None else own_recipe(own, str(model))
     grid = make_grid(recipe=named, preset=chosen, source=source, out=out, **axes)
-    return Question(grid, out, chosen, metric_of(metric, chosen), baseline, own, model, source, text)
+    return ComparisonRequest(grid, out, chosen, metric_of(metric, chosen), baseline, own, model, source, text)
 
 
 def compare(
@@ -194,12 +194,12 @@ def compare(
     shape = {"steps": steps, "batch_size": batch_size, "sequence_length": sequence_length}
     for name, value in shape.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name}: {value!r} is not allowed; it takes a whole number from 1")
+            raise ConfigError.not_allowed(name, value, "a whole number from 1")
     for name, values in (("topologies", topologies), ("lrs", lrs), ("seeds", seeds)):
         if not isinstance(values, (Sequence, int, float)) or (
             name == "topologies" and not isinstance(values, Sequence)
         ):
-            raise ConfigError(f"{name}: {values!r} is not allowed; it takes a list")
+            raise ConfigError.not_allowed(name, values, "a list")
     recipe: str | dict[str, Any]
     own, file = own_parts(model, data, validation, loss)
     if own is None:
@@ -219,7 +219,7 @@ def compare(
         preset=chosen,
     )
     out = default_folder(preset, named) if folder is None else Path(folder)
-    question = Question(grid, out, chosen, metric_of(metric, chosen), baseline, own, file)
+    question = ComparisonRequest(grid, out, chosen, metric_of(metric, chosen), baseline, own, file)
     with torch.random.fork_rng(enabled=own is not None):  # what the caller draws next is not changed
         prepared, complete = question.run(engine, jobs, console_of(quiet))
     if not prepared.done:
@@ -255,7 +255,7 @@ def own_parts(model: Any, data: Any, validation: Any, loss: Any) -> tuple[Given 
     return own, model if in_file else None
 
 
-def metric_of(metric: str | None, preset: Preset | None) -> str | None:
+def metric_of(metric: str | None, preset: GridPreset | None) -> str | None:
     """What is compared by: the one asked for, or the preset's."""
     return metric if metric is not None or preset is None else preset.metric
 
@@ -269,5 +269,5 @@ def default_folder(preset: str | None, name: str | None) -> Path:
 def seed_list(seeds: Sequence[int] | int) -> Sequence[int]:
     """Seeds, or the first so many."""
     if isinstance(seeds, bool) or (isinstance(seeds, int) and seeds < 1):
-        raise ConfigError(f"seeds: {seeds!r} is not allowed; it takes how many, or a list of them")
+        raise ConfigError.not_allowed("seeds", seeds, "how many, or a list of them")
     return range(seeds) if isinstance(seeds, int) else [seeds] if isinstance(seeds, str) else seeds

@@ -18,9 +18,9 @@ import torch
 from rich.console import Console
 
 from siamesenorm.data.reading import read_text
-from siamesenorm.interop import harness
-from siamesenorm.interop.errors import InteropError
-from siamesenorm.interop.harness import Loaded, TaskScore
+from siamesenorm.errors import InteropError
+from siamesenorm.interop import folder_harness as harness
+from siamesenorm.interop.folder_harness import HarnessModel, TaskScore
 from siamesenorm.interop.perplexity import TextScore, check_stride, score_text
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.classification import ClassificationTask
@@ -153,7 +153,7 @@ def evaluate_language(
 
 
 def _scored_tasks(
-    loaded: Loaded, names: list[str], limit: int | None, batch_size: int, place: Inference
+    loaded: HarnessModel, names: list[str], limit: int | None, batch_size: int, place: Inference
 ) -> list[TaskScore]:
     """The harness' figures; the bars that it draws are the main process's."""
     with contextlib.ExitStack() as stack:
@@ -162,7 +162,7 @@ def _scored_tasks(
         return harness.run_tasks(loaded, names, limit=limit, batch_size=batch_size, sharing=place.sharing)
 
 
-def load_language(checkpoint: Path, device: torch.device, dtype: str, trust_remote_code: bool = False) -> Loaded:
+def load_language(checkpoint: Path, device: torch.device, dtype: str, trust_remote_code: bool = False) -> HarnessModel:
     """The model of a run or folder as the harness takes it; a run need not be exported first."""
     if not (checkpoint / "config.yaml").is_file():
         return harness.load_checkpoint(checkpoint, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -172,7 +172,7 @@ def load_language(checkpoint: Path, device: torch.device, dtype: str, trust_remo
     trained = open_language_model(checkpoint)
     limit, size = trained.model.config.max_length, trained.model.config.vocab_size
     model = from_language_model(trained.model).to(device, None if dtype == "auto" else getattr(torch, dtype))
-    return Loaded(model, for_transformers(trained.tokenizer, size), limit)
+    return HarnessModel(model, for_transformers(trained.tokenizer, size), limit)
 
 
 def _content(path: Path) -> str:

@@ -12,6 +12,7 @@ import torch
 from siamesenorm.data.atomic import check_output
 from siamesenorm.data.streams import is_stream
 from siamesenorm.data.tensor_files import parse_size
+from siamesenorm.errors import ConfigError
 from siamesenorm.interop.gguf.exporter import is_gguf_export
 from siamesenorm.interop.pretrained.architectures import ARCHITECTURES
 from siamesenorm.interop.staging import check_target
@@ -19,7 +20,6 @@ from siamesenorm.lab.sampling import open_generator
 from siamesenorm.language_folder import is_model
 from siamesenorm.opening import open_source
 from siamesenorm.tasks.corpora import saved_template
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.stored import is_export, open_stored, save_stored
 from siamesenorm.train.trained import run_tokenizer
 
@@ -42,7 +42,7 @@ def export_folder(
 ) -> None:
     """Write the weights of a run or model folder in one of `FORMATS`, or as an architecture of transformers."""
     if to not in (*FORMATS, *ARCHITECTURES):
-        raise ConfigError(f"--to: {to!r} is not allowed; it takes one of {', '.join((*FORMATS, *ARCHITECTURES))}")
+        raise ConfigError.not_allowed("--to", to, (*FORMATS, *ARCHITECTURES))
     if dtype is not None and (dtype not in DTYPES or to == "diffusers"):
         allowed = "a pipeline keeps the run's" if to == "diffusers" else f"it takes one of {', '.join(DTYPES)}"
         raise ConfigError(f"--dtype: {dtype!r} is not allowed; {allowed}")
@@ -128,8 +128,5 @@ def exporter_of(to: str, room: str, package: str, extra: str = "hf", name: str =
             importlib.import_module("gguf")
         exporter: Callable[..., Any] = getattr(importlib.import_module(f"siamesenorm.interop.{room}"), name)
     except ImportError as error:
-        raise ConfigError(
-            f"--to: {to!r} needs the package {(error.name or package).partition('.')[0]!r}; "
-            f"install it with pip install 'siamesenorm[{extra}]'"
-        ) from None
+        raise ConfigError.missing_package(f"--to: {to!r}", error.name or package, extra) from None
     return exporter

@@ -14,12 +14,12 @@ from torch import Tensor
 from siamesenorm.data.reading import read_text
 from siamesenorm.data.sources import embedded_documents
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.errors import ConfigError
 from siamesenorm.interop.staging import check_target
 from siamesenorm.language_folder import is_model, model_of
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm.grafting import certify
 from siamesenorm.models.lm.transplant import Transplant, transplant
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.live_graft import LiveRun, open_live
 from siamesenorm.train.trained import open_language_model, run_tokenizer

@@ -11,18 +11,17 @@ import numpy as np
 import torch
 
 from siamesenorm.data.arrays import read_array
-from siamesenorm.data.errors import DataError
+from siamesenorm.data.images.image_files import decode
 from siamesenorm.data.images.imageset import Pixels
-from siamesenorm.data.images.pictures import decode
 from siamesenorm.data.images.transforms import CentreCrop
 from siamesenorm.data.reading import parse_json, reason_of
 from siamesenorm.data.tensors import read_tensors
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.models.vit import VisionTransformer, ViTConfig
 from siamesenorm.tasks.base import check_limits
 from siamesenorm.tasks.classification import ClassificationTask, transform_of
 from siamesenorm.tasks.classification_config import ImageDataConfig
 from siamesenorm.tasks.sharing import Sharing
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.inference import Inference
 from siamesenorm.train.trained import open_trained
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks.own import OwnLanguageTask, OwnTask, Setting
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.facts import Facts
 from siamesenorm.train.fields import shown
 from siamesenorm.train.folder import METRICS, MetricsFile, RunFolder, State, read_metrics
@@ -155,7 +155,7 @@ class Recording:
         now, metrics = time.monotonic(), self._open()
         number = self.number + 1 if at is None else at
         if number <= self.number:
-            raise ConfigError(f"at: {number} is not allowed; it takes a step behind {self.number}")
+            raise ConfigError.not_allowed("at", number, f"a step behind {self.number}")
         taken, spent = number - self.number, now - self.moment
         found = {name: as_number(name, value) for name, value in {"loss": loss, **numbers}.items()}
         self.number, self.loss, self.moment = number, found.pop("loss"), now

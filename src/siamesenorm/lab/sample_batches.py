@@ -15,7 +15,7 @@ from torch import Tensor
 from siamesenorm.lab.sample_files import open_samples
 from siamesenorm.lab.sampling import Decode, Generator
 from siamesenorm.models.fingerprint import weights_hash
-from siamesenorm.tasks.diffusion.pictures import Images
+from siamesenorm.tasks.diffusion.sample_grid import Images
 from siamesenorm.tasks.diffusion.sampling import Sampler
 from siamesenorm.terminal import progress_bar
 from siamesenorm.train.inference import Inference

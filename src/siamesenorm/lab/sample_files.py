@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 
 from siamesenorm.data.arrays import map_array
 from siamesenorm.data.atomic import locked_folder, whole_file, write_json
-from siamesenorm.data.images.folder import folder_name
-from siamesenorm.data.images.pictures import decode
+from siamesenorm.data.images.image_files import decode
+from siamesenorm.data.images.image_folder import folder_name
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.removal import LONGEST, hidden_names, remove_entries, remove_tree
-from siamesenorm.tasks.diffusion.pictures import Images, save_png
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
+from siamesenorm.tasks.diffusion.sample_grid import Images, save_png
 
 RECORD = "samples.json"
 PARTS = ".parts"
@@ -219,9 +219,10 @@ def check_place(target: Path) -> None:
     else:
         wrong = _others(target)
     if wrong:
-        raise ConfigError(
-            f"--individually: {str(target)!r} is not allowed; it takes a folder that is empty, not there or of the "
-            "same samples, or a file that ends with .npz"
+        raise ConfigError.not_allowed(
+            "--individually",
+            str(target),
+            "a folder that is empty, not there or of the same samples, or a file that ends with .npz",
         )
 
 

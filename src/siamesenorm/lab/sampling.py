@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from siamesenorm.data.latents import is_latents
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.dit import DiT
 from siamesenorm.tasks.diffusion.data import to_bytes
-from siamesenorm.tasks.diffusion.pictures import Images
 from siamesenorm.tasks.diffusion.process import Process
+from siamesenorm.tasks.diffusion.sample_grid import Images
 from siamesenorm.tasks.diffusion.sampling import Sampler, Samples, sample
 from siamesenorm.tasks.diffusion.task import DiffusionTask, process_of
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.trained import open_trained
 
 Decode = Callable[[Tensor], Images]
@@ -58,7 +58,7 @@ class Generator:
         parts = range(0, len(labels), at_once)
         for part, start in enumerate(parts):
 
-            def told(step: int, part: int = part) -> None:
+            def report(step: int, part: int = part) -> None:
                 if progress is not None:
                     progress(part * steps + step, len(parts) * steps)
 
@@ -72,7 +72,7 @@ class Generator:
                 seed=seed,
                 first=first + start,
                 frames=frames if start == 0 else 0,
-                progress=told,
+                progress=report,
             )
             made.append(found.images)
             kept = kept or found.frames
@@ -119,11 +119,11 @@ class Generator:
             if part.isdecimal():
                 low = high = part
             elif not (dash and low.strip().isdecimal() and high.strip().isdecimal() and int(low) <= int(high)):
-                raise ConfigError(
-                    f"classes: {part!r} is not allowed; it takes numbers, ranges such as 0-9, names, or {UNCONDITIONAL}"
+                raise ConfigError.not_allowed(
+                    "classes", part, f"numbers, ranges such as 0-9, names, or {UNCONDITIONAL}"
                 )
             if int(high) >= c.classes:
-                raise ConfigError(f"classes: {high.strip()} is not allowed; it takes 0 to {c.classes - 1}")
+                raise ConfigError.not_allowed("classes", high.strip(), f"0 to {c.classes - 1}")
             found.extend(range(int(low), int(high) + 1))
         return found
 

@@ -16,7 +16,7 @@ from siamesenorm.layers.cache import KeyValueCache
 from siamesenorm.layers.kernels import decode
 from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.mask import Visibility
-from siamesenorm.layers.rotary import Turn, rotate, split_and_rotate
+from siamesenorm.layers.rotary import CosSin, rotate, split_and_rotate
 from siamesenorm.residual.base import AttentionNorm, SublayerNeeds, WeightRole
 from siamesenorm.residual.kernels.eager import runs_eager
 from siamesenorm.residual.norms import NormFactory
@@ -36,7 +36,7 @@ class KeyValueStore(Protocol):
 class AttentionContext:
     """What every attention of one forward pass shares; made once by the model."""
 
-    turn: Turn
+    cos_sin: CosSin
     """cos and sin of this pass's positions."""
     visible: Visibility
     """Which keys each query sees."""
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         if not torch.is_grad_enabled() and runs_eager() and h.shape[1] == 1 and self.attend is attend:
             o = self.attend_next(*self.project(h), context)
         else:
-            q, k, v = self.project_and_turn(h, context.turn)
+            q, k, v = self.project_and_rotate(h, context.cos_sin)
             o = self.attend_all(q, k, v, context)
         o = o.flatten(2)
         return self.out(o if self.out_norm is None else self.out_norm(o))
@@ -153,10 +153,10 @@ class Attention(nn.Module):
         if isinstance(cache, KeyValueCache) and seen.mask is None:
             keys, values = cache.keys[self.layer], cache.values[self.layer]
             first = 0 if seen.last_keys is None else cache.length + 1 - seen.last_keys
-            attended = decode.attention(q, k, v, *context.turn, keys, values, cache.length, first)
+            attended = decode.attention(q, k, v, *context.cos_sin, keys, values, cache.length, first)
             if attended is not None:
                 return attended
-        return self.attend_all(rotate(q, context.turn), rotate(k, context.turn), v, context)
+        return self.attend_all(rotate(q, context.cos_sin), rotate(k, context.cos_sin), v, context)
 
     def project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, tokens, heads, head_dim), normed where asked."""
@@ -164,15 +164,15 @@ class Attention(nn.Module):
         q, k, v = self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
         return self.scaled(q), k, v
 
-    def project_and_turn(self, h: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+    def project_and_rotate(self, h: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor, Tensor]:
         """`project`, with queries and keys turned by their positions."""
         qkv = self.qkv(h)
         if self.q_norm is None:
-            q, k, v = split_and_rotate(qkv.unflatten(2, (-1, self.head_dim)), self.heads, self.kv_heads, turn)
+            q, k, v = split_and_rotate(qkv.unflatten(2, (-1, self.head_dim)), self.heads, self.kv_heads, cos_sin)
             return self.scaled(q), k, v
         q, k, v = self.split(qkv)
         q, k, v = self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
-        return self.scaled(rotate(q, turn)), rotate(k, turn), v
+        return self.scaled(rotate(q, cos_sin)), rotate(k, cos_sin), v
 
     def scaled(self, q: Tensor) -> Tensor:
         """Queries as large as the model has them."""

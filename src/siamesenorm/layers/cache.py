@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from siamesenorm.layers.rotary import Rotary, Turn
+from siamesenorm.layers.rotary import CosSin, Rotary
 
 
 class KeyValueCache:
@@ -31,7 +31,7 @@ class KeyValueCache:
         self.values = [torch.empty(shape, device=device, dtype=dtype) for _ in range(layers)]
         self.length, self.max_length = 0, max_length
         self.padding: Tensor | None = None
-        self.turns: dict[Rotary, Turn] = {}
+        self.cos_sin_tables: dict[Rotary, CosSin] = {}
 
     def check_room(self, rows: int, tokens: int) -> None:
         """Raise where so many more tokens of so many rows do not fit."""
@@ -49,12 +49,12 @@ class KeyValueCache:
         values.narrow(2, self.length, new).copy_(value)
         return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
-    def turn(self, positions: Tensor | slice, rotary: Rotary) -> Turn:
+    def cos_sin(self, positions: Tensor | slice, rotary: Rotary) -> CosSin:
         """Rotary angles of these positions, from a table that is made once."""
-        if rotary not in self.turns:
+        if rotary not in self.cos_sin_tables:
             table = torch.arange(self.max_length, device=self.keys[0].device)
-            self.turns[rotary] = rotary.turn(table, self.keys[0].shape[-1])
-        cos, sin = self.turns[rotary]
+            self.cos_sin_tables[rotary] = rotary.cos_sin(table, self.keys[0].shape[-1])
+        cos, sin = self.cos_sin_tables[rotary]
         return cos[positions], sin[positions]
 
     def advance(self, tokens: int) -> None:

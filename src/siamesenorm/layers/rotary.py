@@ -15,7 +15,7 @@ from torch import Tensor
 from siamesenorm.layers.kernels.rotary import rotary
 from siamesenorm.layers.rope_scaling import Scaling
 
-Turn = tuple[Tensor, Tensor]
+CosSin = tuple[Tensor, Tensor]
 """(cos, cos) and (-sin, sin) of every position, each (tokens, 1, head_dim) or (batch, tokens, 1, head_dim), float32;
 the axis of 1 stands for the heads."""
 
@@ -29,20 +29,20 @@ class Rotary:
     """How many features of a head turn; None: all."""
     scaling: Scaling | None = None
 
-    def turn(self, positions: Tensor, head_dim: int) -> Turn:
-        """The turn of every position, for positions (tokens,) or (batch, tokens)."""
-        return rotary_turn(positions, head_dim, self.theta, turned=self.turned, scaling=self.scaling)
+    def cos_sin(self, positions: Tensor, head_dim: int) -> CosSin:
+        """cos and sin of every position, for positions (tokens,) or (batch, tokens)."""
+        return rotary_cos_sin(positions, head_dim, self.theta, turned=self.turned, scaling=self.scaling)
 
 
-def rotary_turn(
+def rotary_cos_sin(
     positions: Tensor,
     head_dim: int,
     theta: float = 10000.0,
     *,
     turned: int | None = None,
     scaling: Scaling | None = None,
-) -> Turn:
-    """The turn of every position, for positions (tokens,) or (batch, tokens); see `Rotary`."""
+) -> CosSin:
+    """cos and sin of every position, for positions (tokens,) or (batch, tokens); see `Rotary`."""
     width = head_dim if turned is None else turned
     steps = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
     frequencies = 1.0 / theta ** (steps / max(width, 1))
@@ -58,15 +58,15 @@ def rotary_turn(
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
-def rotate(x: Tensor, turn: Turn) -> Tensor:
+def rotate(x: Tensor, cos_sin: CosSin) -> Tensor:
     """Turn heads ``x`` of shape (batch, tokens, heads, head_dim) by their positions."""
-    return rotary(x, x.shape[2], *turn)
+    return rotary(x, x.shape[2], *cos_sin)
 
 
-def split_and_rotate(qkv: Tensor, heads: int, kv_heads: int, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+def split_and_rotate(qkv: Tensor, heads: int, kv_heads: int, cos_sin: CosSin) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of one fused projection (batch, tokens, all heads, head_dim), the first two turned."""
     if torch.compiler.is_compiling():  # a copy of the values would be for nothing
         q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
-        return rotate(q, turn), rotate(k, turn), v
-    q, k, v = rotary(qkv, heads + kv_heads, *turn).split([heads, kv_heads, kv_heads], dim=2)
+        return rotate(q, cos_sin), rotate(k, cos_sin), v
+    q, k, v = rotary(qkv, heads + kv_heads, *cos_sin).split([heads, kv_heads, kv_heads], dim=2)
     return q, k, v

@@ -21,7 +21,7 @@ from siamesenorm.residual import Place
 if TYPE_CHECKING:
     from siamesenorm.models.stack import Stack
 
-Around = Callable[[nn.Module], AbstractContextManager[object]]
+PartContext = Callable[[nn.Module], AbstractContextManager[object]]
 """What is done before and after a part of a model gets its values: a block, the residual, an embedding or a head.
 
 The model itself stands for what it holds beside its modules."""
@@ -32,13 +32,13 @@ DRAWN = (nn.Linear, nn.Conv2d, nn.Embedding)
 class FirstWeights(ABC):
     """Gives every parameter of a model its first value: ``FirstWeights(model, seed).fill()``.
 
-    around: may bring a part of a model on ``meta`` to life before, and take it apart behind; the values are the same.
+    around: may allocate a part of a model on ``meta`` before, and shard it afterwards; the values are the same.
     """
 
     model: Stack[Any]
     config: Any
 
-    def __init__(self, model: Stack[Any], seed: int | None = None, around: Around = nullcontext) -> None:
+    def __init__(self, model: Stack[Any], seed: int | None = None, around: PartContext = nullcontext) -> None:
         self.model, self.config, self.rule, self.around = model, model.config, model.residual.init_rule, around
         there = next(model.parameters()).device
         self.device = torch.device("cpu") if there.type == "meta" else there

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-    from siamesenorm.models.init import Around
+    from siamesenorm.models.init import PartContext
 
 REORDERED = "row_order"
 """Attribute of a module whose rows were put into another order before they were split (train/layout.py)."""
 
 
-def whole_parts(model: nn.Module, seed: int | None) -> Around:
+def whole_parts(model: nn.Module, seed: int | None) -> PartContext:
     """What `init_weights` puts around every part, so that all of a sharded part lies in memory while it is filled.
 
     Nothing where no parameter is sharded. Raises where first weights could not be those of an unsharded model.

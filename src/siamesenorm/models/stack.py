@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from siamesenorm.models.init import Around, FirstWeights
+from siamesenorm.models.init import FirstWeights, PartContext
 from siamesenorm.models.parametrization import width_ratio
 from siamesenorm.models.sharded_init import whole_parts
 from siamesenorm.residual import Place, Topology
@@ -163,7 +163,7 @@ Config = TypeVar("Config")
 class Stack(nn.Module, ABC, Generic[Config]):
     """A model whose `residual` carries its `blocks`; language, vision and diffusion models subclass it.
 
-    Made under ``torch.device("meta")`` it costs nothing; ``to_empty`` and `init_weights` then give it life.
+    Made under ``torch.device("meta")`` it costs nothing; ``to_empty`` and `init_weights` then allocate and fill it.
     """
 
     block_class: ClassVar[type[Block]] = Block
@@ -208,7 +208,7 @@ class Stack(nn.Module, ABC, Generic[Config]):
         sublayers = [part for block in self.blocks for name, part in block.named_children() if name != "links"]
         topology.lent = [ramp for sublayer in sublayers for ramp in ramps_of(sublayer)]
 
-    def init_weights(self, seed: int | None = None, around: Around = nullcontext) -> None:
+    def init_weights(self, seed: int | None = None, around: PartContext = nullcontext) -> None:
         """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`.
 
         Parameters may be sharded (`fully_shard`) and get the values of the unsharded model. Whatever is around parts

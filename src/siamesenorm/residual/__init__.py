@@ -1,7 +1,7 @@
 """Residual topologies: how sublayer outputs flow back into a Transformer's residual stream. Needs torch only."""
 
+from siamesenorm.errors import TopologyError, UnmetNeedsWarning
 from siamesenorm.residual.base import InitRule, Link, SublayerNeeds, Topology
-from siamesenorm.residual.errors import TopologyError, UnmetNeedsWarning
 from siamesenorm.residual.flow import Flow, Gated
 from siamesenorm.residual.needs import AttentionNorms
 from siamesenorm.residual.norms import LayerNorm, Norms, NormSpec, RMSNorm

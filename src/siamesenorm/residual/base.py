@@ -22,9 +22,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from siamesenorm.errors import TopologyError, shown
 from siamesenorm.residual.depth import depth_factor
 from siamesenorm.residual.drop import Drop, Keep
-from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.flow import Flow, Streams, check_output, output_of
 from siamesenorm.residual.needs import NeedsOnOffer, NeedsState, warn
 from siamesenorm.residual.norms import NormFactory, NormLike, NormRole, Norms

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from siamesenorm.errors import TopologyError
 from siamesenorm.residual.base import Growth, InitRule, Link, SublayerNeeds, Topology
 from siamesenorm.residual.drop import Keep
-from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.flow import Streams
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place, kinds_of
@@ -94,7 +94,7 @@ class Blend(Topology):
 
         name, options = parse_topology(self.options.to.replace(SEPARATOR, ","))
         if self.options.prores or name not in TOPOLOGIES or "prores" in options:
-            raise TopologyError(f"blend: {shown(self.options.to)} is not allowed; it takes topologies without prores")
+            raise TopologyError.not_allowed("blend", self.options.to, "topologies without prores")
         blocks: list[list[str]] = kinds_of(self.places)
         how: dict[str, Any] = {"norm": self.norms, "needs": "waived", "part": True, "base_blocks": self.base_blocks}
         self.source = Pre(self.dim, blocks, **how)

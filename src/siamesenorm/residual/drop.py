@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from siamesenorm.errors import TopologyError
 from siamesenorm.residual.depth import depth_factor
-from siamesenorm.residual.errors import TopologyError, shown
 
 Keep = Tensor | None
 """What an update is multiplied by; None leaves it as it is."""
@@ -20,7 +20,7 @@ class Drop(nn.Module):
         super().__init__()
         for name, rate in (("dropout", dropout), ("drop_path", path)):
             if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1:
-                raise TopologyError(f"{name}: {shown(rate)} is not allowed; it takes a rate from 0 to below 1")
+                raise TopologyError.not_allowed(name, rate, "a rate from 0 to below 1")
         self.dropout, self.path = dropout, depth_factor(path)
 
     def forward(self, update: Tensor) -> Keep:

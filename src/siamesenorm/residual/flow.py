@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from siamesenorm.residual.errors import TopologyError
+from siamesenorm.errors import TopologyError
 
 if TYPE_CHECKING:
     from siamesenorm.residual.base import Topology

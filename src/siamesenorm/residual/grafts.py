@@ -13,10 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from siamesenorm.errors import NotExact, TopologyError
 from siamesenorm.residual.attention_residual import AttentionResidual
 from siamesenorm.residual.base import Topology
 from siamesenorm.residual.earlier import Dense, EmbeddingBack
-from siamesenorm.residual.errors import NotExact, TopologyError
 from siamesenorm.residual.gated_residual import GatedLink, GatedResidual, GatedRows
 from siamesenorm.residual.hyper import Hyper
 from siamesenorm.residual.independent import Independent, IndependentLink, Widen

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from siamesenorm.errors import TopologyError
 from siamesenorm.residual.base import Link, SublayerNeeds, Topology
 from siamesenorm.residual.depth import DEPTH_SCALES, DepthScaling, depth_factor
 from siamesenorm.residual.drop import Keep
-from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.post import PostStartLink

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.residual.errors import TopologyError, UnmetNeedsWarning, shown
+from siamesenorm.errors import TopologyError, UnmetNeedsWarning, shown
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.ramp import ramps_of
 

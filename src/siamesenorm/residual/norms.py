@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from siamesenorm.residual.errors import TopologyError, shown
+from siamesenorm.errors import TopologyError, shown
 from siamesenorm.residual.kernels.layer_norm import layer_norm
 from siamesenorm.residual.kernels.rms_norm import rms_norm
 from siamesenorm.residual.precision import widened

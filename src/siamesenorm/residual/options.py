@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from siamesenorm.residual.errors import TopologyError, shown
+from siamesenorm.errors import TopologyError, shown
 
 O = TypeVar("O", bound="Options")
 WORDS: dict[str, Any] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

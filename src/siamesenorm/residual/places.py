@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from siamesenorm.residual.errors import TopologyError, shown
+from siamesenorm.errors import TopologyError, shown
 
 SublayerKind = Literal["attention", "cross_attention", "ffn", "parallel"]
 Blocks: TypeAlias = int | Sequence[Sequence[str]]
@@ -64,9 +64,7 @@ def lay_out(blocks: Blocks, base_blocks: int | None = None) -> list[Place]:
     whole = isinstance(blocks, int) and not isinstance(blocks, bool)
     listed = isinstance(blocks, Sequence) and not isinstance(blocks, str)
     if not whole and not (listed and all(isinstance(block, Sequence) for block in blocks)):  # type: ignore[union-attr]
-        raise TopologyError(
-            f"blocks: {shown(blocks)} is not allowed; it takes a number or a list of sublayer kinds a block"
-        )
+        raise TopologyError.not_allowed("blocks", blocks, "a number or a list of sublayer kinds a block")
     if isinstance(blocks, int):
         if blocks < 1:
             raise TopologyError(f"blocks: {shown(blocks)} is not allowed; a stack has at least 1 block")
@@ -80,7 +78,7 @@ def lay_out(blocks: Blocks, base_blocks: int | None = None) -> list[Place]:
     if base_blocks is not None and (
         isinstance(base_blocks, bool) or not isinstance(base_blocks, int) or base_blocks < 1
     ):
-        raise TopologyError(f"base_blocks: {shown(base_blocks)} is not allowed; it takes a whole number from 1")
+        raise TopologyError.not_allowed("base_blocks", base_blocks, "a whole number from 1")
     total, factor = sum(map(len, kinds)), 1.0 if base_blocks is None else base_blocks / len(kinds)
     places: list[Place] = []
     for l, block in enumerate(kinds):

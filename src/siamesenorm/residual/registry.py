@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from siamesenorm.errors import TopologyError, shown
 from siamesenorm.residual.attention_residual import AttentionResidual
 from siamesenorm.residual.base import StreamKind, Topology
 from siamesenorm.residual.blend import Blend
 from siamesenorm.residual.dual import ResidualDual
 from siamesenorm.residual.earlier import Dense, EmbeddingBack
-from siamesenorm.residual.errors import TopologyError, shown
 from siamesenorm.residual.gated_residual import GatedResidual
 from siamesenorm.residual.hybrid import Hybrid, HybridStar
 from siamesenorm.residual.hyper import Hyper
@@ -88,7 +88,7 @@ def register(topology: type[Topology]) -> type[Topology]:
         mine = "my_package.mine:Mine"
     """
     if not isinstance(topology, type) or not issubclass(topology, Topology):
-        raise TopologyError(f"register: {shown(topology)} is not allowed; it takes a subclass of Topology")
+        raise TopologyError.not_allowed("register", topology, "a subclass of Topology")
     missing = [field for field in ("name", "about", "equation", "end", "kind") if not hasattr(topology, field)]
     if missing:
         raise TopologyError(
@@ -161,7 +161,7 @@ def parse_topology(text: str) -> tuple[str, dict[str, str]]:
                 f"topology: {shown(item)} in {shown(text)} is not an option; write name:option=value,option=value"
             )
         if key.strip() in options:
-            raise TopologyError(f"topology: option {shown(key.strip())} stands twice in {shown(text)}")
+            raise TopologyError(f"topology: option {shown(key.strip())} is given twice in {shown(text)}")
         options[key.strip()] = value.strip()
     return name, options
 
@@ -187,7 +187,7 @@ def Residual(
     dim: width of the residual stream.
     blocks: number of (attention, ffn) blocks, or the sublayer kinds of every block.
     norm: ``"rms"``, ``"layer"``, a `NormSpec`, a function from width to module, or `Norms` by role.
-    dropout, drop_path: on every sublayer's update, one draw for all streams; drop_path also one rate a block.
+    dropout, drop_path: on every sublayer's update, one draw for all streams; drop_path: or a rate for each block.
     fused: take fused steps in eager mode where the topology has them.
     needs: ``check`` warns at the first pass of norms and first weights inside sublayers that the topology wants and
         nobody took from it (`attention_norms`, `inner_norm`, `init_weights_`); ``met`` or ``waived`` say otherwise.

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from siamesenorm.errors import TopologyError
 from siamesenorm.residual.base import InitRule, Link, Step, SublayerNeeds, Topology
 from siamesenorm.residual.depth import DEPTH_SCALES, DepthScaling, depth_factor
 from siamesenorm.residual.drop import Keep
-from siamesenorm.residual.errors import TopologyError
 from siamesenorm.residual.flow import Streams
 from siamesenorm.residual.hooks import has_hooks
 from siamesenorm.residual.kernels.eager import runs_eager
@@ -92,7 +92,7 @@ class PairLink(Link):
             nn.init.ones_(self.gain)
 
     def read(self, streams: Pair) -> tuple[Pair, Tensor]:
-        """N_in(g * X + N_Y(Y)), in the parts' own words."""
+        """N_in(g * X + N_Y(Y)), written with the modules that compute them."""
         X, seen_x = self.x(streams[0])
         Y, seen_y = self.y(streams[1])
         seen = (seen_x if self.gain is None else self.gain * seen_x) + seen_y
@@ -181,7 +181,7 @@ class Siamese(Topology):
         return self.x.open(x), self.y.open(x.view_as(x))
 
     def close(self, streams: Pair) -> Tensor:
-        """N_out(N_Xf(X) + N_Yf(Y)), in the parts' own words."""
+        """N_out(N_Xf(X) + N_Yf(Y)), written with the modules that compute them."""
         out = self.x.close(streams[0]) + self.y.close(streams[1])
         return out if self.final_norm is None else self.final_norm(out)
 

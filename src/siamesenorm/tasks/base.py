@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import Batch as Batch
 from siamesenorm.field_errors import PlainModel
 from siamesenorm.tasks.metrics import Metric, Metrics
-from siamesenorm.tasks.sharing import Gather
+from siamesenorm.tasks.sharing import Gather, Sharing, is_divided
 
 Average = Callable[[dict[str, float]], dict[str, float]]
 """Means of numbers over the processes."""
@@ -41,6 +42,21 @@ class Section(PlainModel):
     """A part of the configuration; unknown fields are refused, and text is not taken for a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Ranks(NamedTuple):
+    """Who evaluates: this rank of so many, and how they put their numbers together."""
+
+    rank: int
+    world_size: int
+    average: Average
+    final: bool
+    """Whether it is after the last step."""
+    gather: Gather | None = None
+
+    def sharing(self, model: nn.Module) -> Sharing:
+        """Work that is shared request by request; alone, where ranks cannot tell each other of it."""
+        return Sharing() if self.gather is None else Sharing(self.rank, self.world_size, self.gather, is_divided(model))
 
 
 class Loss(NamedTuple):
@@ -131,7 +147,7 @@ class Task(ABC):
         """
         return None
 
-    @abstractmethod
+    @torch.no_grad()
     def evaluate(
         self,
         model: nn.Module,
@@ -147,6 +163,11 @@ class Task(ABC):
         final: after the last step. gather: how ranks tell each other of what is no number to average; without it,
         each of them does what cannot be shared otherwise by itself.
         """
+        return self.measure(model, Ranks(rank, world_size, average, final, gather))
+
+    @abstractmethod
+    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
+        """What `evaluate` gives, by this rank and the others among which the held-out data are divided."""
 
     @classmethod
     def metric(cls, name: str) -> Metric | None:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.timm_transforms import import_timm
 from siamesenorm.data.reading import named_path, reason_of
 from siamesenorm.data.tensors import read_tensors
+from siamesenorm.errors import DataError
 
 TIMM = "timm:"
 RUNS: list[Callable[[str], nn.Module]] = []

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.errors import DataError
 from siamesenorm.models.lm import LanguageModel, generate
 from siamesenorm.models.lm.generation import before, ends_with
 from siamesenorm.tasks import harness_tasks
@@ -26,9 +26,7 @@ MOST_GENERATED = 256
 def check_tasks(names: Sequence[str]) -> None:
     """Raise if the harness is not installed or does not know a task."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise DataError(
-            "evaluation.lm_eval: needs the package 'lm_eval'; install it with pip install 'siamesenorm[eval]'"
-        )
+        raise DataError.missing_package("evaluation.lm_eval:", "lm_eval", "eval")
     try:
         harness_tasks.resolve_tasks(names)
     except ValueError as error:

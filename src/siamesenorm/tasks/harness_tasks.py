@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 TASKS = Path(__file__).parent / "lm_eval_tasks"
 LOCAL_PREFIX = "olmo_"

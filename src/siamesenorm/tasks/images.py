@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import nn
 
 from siamesenorm.data.atomic import write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet, open_images
 from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.images.loader import ImageLoader, TestImages, TrainingImages
 from siamesenorm.data.reading import read_object
+from siamesenorm.errors import DataError
 from siamesenorm.models.counts import FLOAT32, Counts
 from siamesenorm.tasks.base import HOW, Section, Task
 from siamesenorm.tasks.metrics import Metrics

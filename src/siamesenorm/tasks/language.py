@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from siamesenorm.data import BatchLoader, TrainingData, ValidationData
 from siamesenorm.data.choices import Choice, arithmetic_choices, score_choices
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.data.tokens import Tokens
+from siamesenorm.errors import DataError
 from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
 from siamesenorm.models.lm.counts import activations_of_token, flops_of_token
 from siamesenorm.residual.kernels.eager import planned
-from siamesenorm.tasks.base import Average, Batch, Loss, Task, check_limits
+from siamesenorm.tasks.base import Batch, Loss, Ranks, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.language_config import LanguageEvaluationConfig, TextDataConfig
 from siamesenorm.tasks.likelihood import log_likelihoods
 from siamesenorm.tasks.metrics import Metric, Metrics, harness_metric
-from siamesenorm.tasks.sharing import Gather, Sharing, is_divided
+from siamesenorm.tasks.sharing import Sharing
 
 FIRST_TOKENS = 2**16
 """Tokens of an array that are looked at before anything is written."""
@@ -174,19 +174,9 @@ class LanguageTask(Task):
         some = self.data_config.document_masking or self.data.marked
         return (batch["labels"] != IGNORED).sum() if some else None
 
-    @torch.no_grad()
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        rank: int,
-        world_size: int,
-        average: Average,
-        final: bool,
-        gather: Gather | None = None,
-    ) -> dict[str, float]:
+    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
         """Perplexity of the held-out texts, together and each, and arithmetic accuracy where asked for."""
-        sums = {name: self._sums(model, data, rank, world_size, average) for name, data in self.held_out.items()}
+        sums = {name: self._sums(model, data, among) for name, data in self.held_out.items()}
         metrics: dict[str, float] = {}
         if sums:
             nats, tokens = (sum(part) for part in zip(*sums.values(), strict=True))
@@ -196,10 +186,10 @@ class LanguageTask(Task):
         if self._scored_whole() and sums:
             total = sum(data.tokens.text_bytes or 0 for data in self.held_out.values())
             metrics["bits_per_byte"] = nats / math.log(2) / total
-        sharing = Sharing() if gather is None else Sharing(rank, world_size, gather, is_divided(model))
+        sharing = among.sharing(model)
         if self.evaluation.arithmetic:
             metrics |= self._arithmetic(model, sharing)
-        if final and self.evaluation.lm_eval:
+        if among.final and self.evaluation.lm_eval:
             from siamesenorm.tasks.harness import run_tasks
 
             found, self.harness_directions = run_tasks(
@@ -208,9 +198,7 @@ class LanguageTask(Task):
             metrics |= found
         return metrics
 
-    def _sums(
-        self, model: nn.Module, data: ValidationData, rank: int, world_size: int, average: Average
-    ) -> tuple[float, float]:
+    def _sums(self, model: nn.Module, data: ValidationData, among: Ranks) -> tuple[float, float]:
         """Nats and scored tokens, of all ranks together up to a common factor.
 
         A batch has the same sequences on any number of ranks, so that their losses are the same numbers.
@@ -219,12 +207,12 @@ class LanguageTask(Task):
         device = next(model.parameters()).device
         nats = torch.zeros((), dtype=torch.float64, device=device)
         tokens = 0
-        for batch in data.batches(size, rank=rank, world_size=world_size):
+        for batch in data.batches(size, rank=among.rank, world_size=among.world_size):
             counted = int((batch["labels"] != IGNORED).sum())
             inputs = {name: values.to(device) for name, values in batch.items()}
             nats += self.loss(model, inputs).metrics["loss"].double() * counted
             tokens += counted
-        means = average({"nats": nats.item(), "tokens": tokens})
+        means = among.average({"nats": nats.item(), "tokens": tokens})
         return means["nats"], max(means["tokens"], 1e-9)
 
     def _scored_whole(self) -> bool:
@@ -297,7 +285,7 @@ class LanguageTask(Task):
     def parameters(self) -> int:
         """Matrices of blocks, embedding and head; norms are a thousandth."""
         c = self.model_config
-        inner, inner_kv = c.heads * c.head_width, c.key_heads * c.head_width
+        inner, inner_kv = c.heads * c.dim_per_head, c.num_kv_heads * c.dim_per_head
         halves, experts, hidden = 3 if c.activation in GATED else 2, 1, c.ffn_dim
         if c.moe is not None:
             experts, hidden = c.moe.experts, c.moe.expert_dim

@@ -21,22 +21,21 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from siamesenorm.data.errors import DataError
-from siamesenorm.tasks.base import Average, Batch, Loss, Section, Task
+from siamesenorm.errors import DataError
+from siamesenorm.tasks.base import Batch, Loss, Ranks, Section, Task
 from siamesenorm.tasks.corpora import open_corpus, open_held_out
 from siamesenorm.tasks.language_config import TextDataConfig
 from siamesenorm.tasks.metrics import Metric, Metrics
 from siamesenorm.tasks.own_data import (
     BATCHES,
+    BatchSource,
     DatasetSource,
     FunctionSource,
     OwnLoader,
-    Source,
     TokenSource,
     rows_of,
     seeded,
 )
-from siamesenorm.tasks.sharing import Gather
 
 MakeModel = Callable[[str], nn.Module]
 LossFunction = Callable[[nn.Module, Any], Any]
@@ -122,7 +121,7 @@ class OwnTask(Task):
             )
         self.given, self.topology, self.seed = parts, config.model.topology, config.train.seed
         self.batch_size, self.length = config.train.batch_size, config.data.sequence_length
-        self.source = open_source(parts, config)
+        self.source = open_batches(parts, config)
         self.evaluated = config.evaluation.every is not None
 
     @classmethod
@@ -167,17 +166,7 @@ class OwnTask(Task):
         others = {str(name): torch.as_tensor(value).detach().to(total).reshape(()) for name, value in more.items()}
         return Loss(total, {"loss": total.detach(), **others})
 
-    @torch.no_grad()
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        rank: int,
-        world_size: int,
-        average: Average,
-        final: bool,
-        gather: Gather | None = None,
-    ) -> dict[str, float]:
+    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
         """Means over the held-out batches, each by its rows."""
         device = next(model.parameters()).device
         sums: dict[str, float] = {}
@@ -238,7 +227,7 @@ class OwnLanguageTask(OwnTask):
     chance = "what frequencies of tokens alone give"
 
 
-def open_source(parts: Given, config: Any) -> Source:
+def open_batches(parts: Given, config: Any) -> BatchSource:
     """The data of a run: what was given, or the corpus that its configuration names."""
     data, other, length = parts.data, parts.validation, config.data.sequence_length
     if config.data.train:
@@ -264,7 +253,7 @@ def kind_of(data: Any) -> str:
     """tokens, dataset or function, by what a value can do."""
     if isinstance(data, (Tensor, list, tuple)) or hasattr(data, "__array__"):
         return "tokens"
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (dict, str, bytes)):
         return "dataset"
     if callable(data):
         return "function"
@@ -281,7 +270,17 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise DataError("loss: the default one takes batches (inputs, labels); give loss= for others")
     inputs, labels = batch
-    output = model(inputs)
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+        kind = f"tensor of {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise DataError(f"loss: the labels are a {kind}; the default loss takes whole numbers; give loss= for others")
+    try:
+        output = model(inputs)
+    except IndexError as error:
+        largest = int(inputs.max()) if isinstance(inputs, Tensor) and inputs.numel() else "unknown"
+        raise DataError(
+            f"data: the model cannot look up its inputs, the largest of which is {largest} ({error}); "
+            "it takes ids of its vocabulary, in sequences of its length"
+        ) from error
     scores = getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
     if not isinstance(scores, Tensor) or scores.shape[:-1] != labels.shape:
         shape = f" of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else ""
@@ -289,7 +288,12 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
             f"loss: the model gave a {type(scores).__name__}{shape} for labels of shape {tuple(labels.shape)}; "
             "the default loss takes logits, one row of scores a label; give loss= for others"
         )
-    return F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten())
+    try:
+        return F.cross_entropy(scores.flatten(0, -2).float(), labels.flatten().long())
+    except IndexError as error:
+        raise DataError(
+            f"data: {error} The model gives {scores.shape[-1]} scores; labels are 0 to {scores.shape[-1] - 1}, or -100"
+        ) from None
 
 
 def name_of(function: Any) -> str:
@@ -305,6 +309,8 @@ def check_model(task: OwnTask) -> None:
             f"model: {name_of(task.given.make_model)} gives the same model at every call; it takes a function that "
             "makes a new one"
         )
+    if isinstance(task.source, FunctionSource):
+        task.source.check()
     batch = task.source.batch(task.seed, 0, task.batch_size)
     device = next(model.parameters()).device
     moved = torch.utils._pytree.tree_map_only(Tensor, lambda values: values.to(device), batch)

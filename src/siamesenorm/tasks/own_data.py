@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import math
 import random
 from abc import ABC, abstractmethod
@@ -19,12 +20,12 @@ import torch
 from torch import Tensor
 
 from siamesenorm.data.batches import Batch, Batches
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.held_out import AIM, NEEDED
 from siamesenorm.data.order import shuffled
 from siamesenorm.data.packing import TrainingData
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokens import Tokens
+from siamesenorm.errors import DataError
 
 FREQUENCY_TOKENS = 2**18
 """Tokens that frequencies are counted over."""
@@ -57,7 +58,7 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(states[1])
 
 
-class Source(ABC):
+class BatchSource(ABC):
     """Training batches by sample, and held-out ones."""
 
     kind: str
@@ -81,7 +82,7 @@ class Source(ABC):
         return None
 
 
-class TokenSource(Source):
+class TokenSource(BatchSource):
     """Sequences of tokens and their next ones: ``(inputs, labels)``, each (rows, tokens)."""
 
     kind = "tokens"
@@ -148,7 +149,7 @@ def as_tokens(array: Any, name: str) -> Any:
     return values.astype("<u2" if high < 2**16 else "<u4")
 
 
-class DatasetSource(Source):
+class DatasetSource(BatchSource):
     """Items of a map-style Dataset, put together by torch's collation; some are held out, the same for all seeds."""
 
     kind = "dataset"
@@ -181,10 +182,17 @@ class DatasetSource(Source):
     @staticmethod
     def _collated(data: Any, items: Any, seed: int) -> Any:
         with seeded(seed):
-            return torch.utils.data.default_collate([data[int(item)] for item in items])
+            found = [data[int(item)] for item in items]
+        try:
+            return torch.utils.data.default_collate(found)
+        except (RuntimeError, TypeError, KeyError) as error:
+            raise DataError(
+                f"data: items {', '.join(map(str, items[:3]))}, … of the Dataset cannot be put together "
+                f"({' '.join(str(error).split())}); it takes items of one shape, or a function that gives batches"
+            ) from None
 
 
-class FunctionSource(Source):
+class FunctionSource(BatchSource):
     """A function of ``"train"`` or ``"val"`` that gives a batch; what is random in it comes from seed and sample."""
 
     kind = "function"
@@ -193,22 +201,62 @@ class FunctionSource(Source):
         self, function: Callable[[str], Any], batches: int, validation: Callable[[str], Any] | None = None
     ) -> None:
         self.function, self.batches, self.validation = function, batches, validation or function
+        for name, asked in (("data", self.function), ("validation", self.validation)):
+            try:
+                inspect.signature(asked).bind(SPLITS[0])
+            except TypeError as error:
+                raise DataError(
+                    f"{name}: the function cannot be given a split ({error}); it takes one of 'train' or 'val'"
+                ) from None
+            except ValueError:  # what is written in C has no signature
+                continue
 
     def batch(self, seed: int, sample: int, size: int) -> Any:
         """What it gives for training."""
-        with seeded(mixed(seed, sample)):
-            return self.function(SPLITS[0])
+        return self._ask(self.function, SPLITS[0], mixed(seed, sample))
 
     def held_out(self, size: int) -> Iterator[Any]:
         """What it gives for validation, the same for every run."""
         for number in range(self.batches):
-            with seeded(FIXED + number):
-                batch = self.validation(SPLITS[1])
-            yield batch
+            yield self._ask(self.validation, SPLITS[1], FIXED + number)
+
+    @staticmethod
+    def _ask(function: Callable[[str], Any], split: str, seed: int) -> Any:
+        try:
+            with seeded(seed):
+                return function(split)
+        except StopIteration:
+            raise DataError(
+                f"data: the function has no further batch for {split!r} (StopIteration); it takes one that can be "
+                "asked without end"
+            ) from None
+
+    def check(self) -> None:
+        """Raise where a batch does not come from the seed: no two runs would see the same data."""
+        for split, asked in zip(SPLITS, (self.function, self.validation), strict=True):
+            first, again = (self._ask(asked, split, FIXED) for _ in range(2))
+            if not same(first, again):
+                raise DataError(
+                    f"data: the function gave two different batches for {split!r} where torch, numpy and random had "
+                    "the same seed, so that runs would not see the same data; it takes one without a state of its own"
+                )
 
     def held_out_size(self, size: int) -> int:
         """Rows of all batches."""
         return sum(rows_of(batch) for batch in self.held_out(size))
+
+
+def same(batch: Any, other: Any) -> bool:
+    """Whether two batches hold the same tensors and numbers."""
+    leaves, spec = torch.utils._pytree.tree_flatten(batch)
+    others, other_spec = torch.utils._pytree.tree_flatten(other)
+    if spec != other_spec:
+        return False
+    for one, two in zip(leaves, others, strict=True):
+        arrays = [torch.as_tensor(leaf) for leaf in (one, two) if isinstance(leaf, (Tensor, np.ndarray, int, float))]
+        if len(arrays) == 2 and not (arrays[0].shape == arrays[1].shape and arrays[0].equal(arrays[1].to(arrays[0]))):
+            return False
+    return True
 
 
 def rows_of(batch: Any) -> int:
@@ -220,7 +268,7 @@ def rows_of(batch: Any) -> int:
 class OwnLoader(Batches):
     """The batches of a source for one process."""
 
-    def __init__(self, source: Source, seed: int, size: int, sample: int) -> None:
+    def __init__(self, source: BatchSource, seed: int, size: int, sample: int) -> None:
         self.source, self.seed = source, seed
         super().__init__(size, sample=sample)
 

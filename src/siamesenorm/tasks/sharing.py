@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -41,18 +41,18 @@ class Sharing:
             return
         for turn in in_turns(parts, self.size):
             mine = turn[self.rank : self.rank + 1] or turn[:1] * self.together
-            yield from self._told(work, mine)[: len(turn)]
+            yield from self._answers(work, mine)[: len(turn)]
 
     def split(self, items: Sequence[Part], work: Callable[[list[Part]], Sequence[Result]]) -> list[Result]:
         """Results for all items in order, where ``work`` takes a list and this process's is every size-th item."""
         if self.size == 1:
             return list(work(list(items)))
         found: list[Any] = [None] * len(items)
-        for rank, results in enumerate(self._told(work, [list(items[self.rank :: self.size])])):
+        for rank, results in enumerate(self._answers(work, [list(items[self.rank :: self.size])])):
             found[rank :: self.size] = results
         return found
 
-    def _told(self, work: Callable[[Any], Any], mine: Sequence[Any]) -> list[Any]:
+    def _answers(self, work: Callable[[Any], Any], mine: Sequence[Any]) -> list[Any]:
         """Every process's result; what one of them could not do is an error of all."""
         result, failure = None, None
         try:
@@ -60,13 +60,13 @@ class Sharing:
                 result = work(part)
         except Exception as error:
             failure = error
-        told = self.gather((result, None if failure is None else str(failure) or type(failure).__name__))
+        answers = self.gather((result, None if failure is None else str(failure) or type(failure).__name__))
         if failure is not None:
             raise failure
-        for rank, (_, problem) in enumerate(told):
+        for rank, (_, problem) in enumerate(answers):
             if problem is not None:
                 raise DataError(problem if rank == 0 else f"process {rank}: {problem}")
-        return [result for result, _ in told]
+        return [result for result, _ in answers]
 
 
 def in_turns(parts: Iterable[Part], size: int) -> Iterator[tuple[Part, ...]]:

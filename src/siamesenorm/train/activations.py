@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers import grouped as grouped  # which makes the operator of experts
 from siamesenorm.models.stack import Block, Context, Runner, Stack, run_block
 from siamesenorm.residual.flow import Streams
-from siamesenorm.train.errors import ConfigError
 
 KINDS = ("none", "full", "sublayer", "selective")
 KEPT = [

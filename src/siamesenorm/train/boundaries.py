@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.stack import Stack
 from siamesenorm.residual import Topology
 from siamesenorm.residual.flow import Streams
-from siamesenorm.train.errors import ConfigError
 
 
 class Boundaries:

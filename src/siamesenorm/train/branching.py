@@ -16,9 +16,9 @@ from pathlib import Path
 from siamesenorm.data.atomic import sync_folder, whole_file, write_json
 from siamesenorm.data.removal import scratch_folder
 from siamesenorm.data.replacement import rename_free
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.checkpoint_folder import RUN, CheckpointFolder
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, CONFIG, METRICS, RunFolder, read_lines
 from siamesenorm.train.manifest import MANIFEST, CheckpointError, Manifest, check
 from siamesenorm.train.recipes import parse_config
@@ -39,7 +39,7 @@ def branch(run: Path | str, at: int, decay: int | None = None, out: Path | str |
     _check_peak(config, at)
     steps = _default_decay(config, at) if decay is None else decay
     if steps < 1:
-        raise ConfigError(f"--decay: {steps} is not allowed; it takes steps, 1 or more")
+        raise ConfigError.not_allowed("--decay", steps, "steps, 1 or more")
     branched = decaying(config, at, steps)
     place = Path(out) if out is not None else trunk.path.resolve().parent / f"{trunk.path.resolve().name}-{at}+{steps}"
     message = f"branched from {trunk} at step {at}, to decay for {steps} steps"
@@ -79,7 +79,7 @@ def new_run(
             sync_folder(made)
             rename_free(made, place)
     except OSError as error:
-        raise ConfigError(f"{field}: {str(place)!r} cannot be written: {error.strerror or error}") from None
+        raise ConfigError.failed(field, place, "written", error) from None
 
 
 def decaying(config: RunConfig, at: int, decay: int) -> RunConfig:

@@ -14,11 +14,11 @@ import secrets
 from pathlib import Path
 
 from siamesenorm.data.atomic import sync_folder, whole_file, write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.removal import check_removable, hidden_names, remove_tree
 from siamesenorm.data.replacement import rename_free
+from siamesenorm.errors import DataError
 from siamesenorm.train.manifest import MANIFEST, CheckpointError, Damage, Entry, Manifest, record
 from siamesenorm.train.sharded_files import INDEX
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.agent import watch_agent
-from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.rendezvous import Place, meet, of_process, refuse
+from siamesenorm.train.rendezvous import ProcessPlace, meet, of_process, refuse
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,14 +73,14 @@ class World:
 
     @classmethod
     def start(
-        cls, parallel: ParallelConfig | None = None, device: Callable[[Place], torch.device] | None = None
+        cls, parallel: ParallelConfig | None = None, device: Callable[[ProcessPlace], torch.device] | None = None
     ) -> World:
         """Join the world that the environment describes; every process of it must call this, or `refuse`.
 
         device: chooses where this process computes; default: as `parallel` says.
         """
         watch_agent()
-        place = Place.from_environment()
+        place = ProcessPlace.from_environment()
         mode, group = (parallel.mode, parallel.group) if parallel else ("ddp", None)
         ep, pp, timeout = (parallel.ep, parallel.pp, parallel.timeout) if parallel else (1, 1, TIMEOUT)
         try:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
 from siamesenorm.tasks.base import Batch, Loss
@@ -26,7 +27,6 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import largest_gradient
 from siamesenorm.train.ema import WeightAverage
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.expert_parallel import idle_part
 from siamesenorm.train.layout import plain_name
 from siamesenorm.train.manifest import Entry
@@ -36,14 +36,14 @@ from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compil
 from siamesenorm.train.parameters import choose_parameters, has_lora, start_factors
 from siamesenorm.train.pipeline import Pipeline, check_pipeline
 from siamesenorm.train.precision import Precision
-from siamesenorm.train.schedule import share_of_peak
+from siamesenorm.train.schedule import lr_factor
 from siamesenorm.train.sequence_parallel import divides_tokens
 from siamesenorm.train.starting import Starting
 
 MIXER = 0x9E3779B97F4A7C15
 
 
-class Step:
+class StepResult:
     """What forward and backward of one step gave, the same on every process.
 
     The numbers lie on the device until one of them is asked for; that waits for the device, once.
@@ -147,9 +147,9 @@ class Engine:
 
     def lr(self, step: int) -> float:
         """The learning rate of a 1-based step."""
-        return self.config.optimizer.lr * share_of_peak(self.config.schedule, step, self.config.steps)
+        return self.config.optimizer.lr * lr_factor(self.config.schedule, step, self.config.steps)
 
-    def compute(self, step: int) -> Step:
+    def compute(self, step: int) -> StepResult:
         """Take the next batch, make its gradients and clip them."""
         sample = self.loader.sample
         self.batch = self._to_device(next(self.loader))
@@ -162,9 +162,9 @@ class Engine:
         if self.ahead:
             fit = torch.isfinite(values[list(metrics).index("loss")]) & torch.isfinite(values[-2])
             self.halted = torch.maximum(self.halted, (~fit).to(self.halted))
-        return Step(step, sample, tuple(metrics), values)
+        return StepResult(step, sample, tuple(metrics), values)
 
-    def compute_again(self, computed: Step) -> None:
+    def compute_again(self, computed: StepResult) -> None:
         """The gradients of an earlier step once more; the loader is behind its batch then."""
         if self.loader.sample != computed.sample + self.config.train.batch_size:
             self.loader.seek(computed.sample)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import explain
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.grouped import add_slots, grouped_linear, sort_slots, spread_slots
 from siamesenorm.layers.mlp import activate
 from siamesenorm.layers.moe import MoE, compute_dtype
-from siamesenorm.train.errors import ConfigError
 
 
 def experts_of(part: nn.Module) -> Iterator[MoE]:

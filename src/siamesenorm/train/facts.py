@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import Field
 
 from siamesenorm.data.atomic import write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_model
+from siamesenorm.errors import DataError
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.folder import FACTS, AsWritten
 from siamesenorm.train.provenance import origin

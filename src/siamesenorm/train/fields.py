@@ -11,10 +11,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
+from siamesenorm import errors
+from siamesenorm.errors import SHOWN
 from siamesenorm.tasks.base import HowComputed
-
-SHOWN = 60
-"""Characters of a refused value that are said again."""
 
 
 class NamedField(NamedTuple):
@@ -154,13 +153,9 @@ def unknown_field(path: str, fields: dict[str, NamedField]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A refused value as it was written, cut where it is long."""
+    """A refused value as it was written in YAML, cut where it is long."""
     words = {True: "true", False: "false", None: "null"}
-    try:
-        text = words[value] if value is None or isinstance(value, bool) else repr(value)
-    except (ValueError, RecursionError):  # whole numbers of thousands of digits have no text
-        text = f"a {type(value).__name__} too large to show"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return words[value] if value is None or isinstance(value, bool) else errors.shown(value)
 
 
 def _path(detail: ErrorDetails, fields: dict[str, NamedField]) -> str:

@@ -22,17 +22,17 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.moe import MoE
 from siamesenorm.models.stack import Block
 from siamesenorm.tasks.sharing import Sharing
 from siamesenorm.train.config import ParallelConfig
 from siamesenorm.train.distributed import CHANNEL_TIMEOUT, World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import place, row_orders
 from siamesenorm.train.parallel import apply_parallelism
 from siamesenorm.train.precision import DTYPES
-from siamesenorm.train.rendezvous import Place
+from siamesenorm.train.rendezvous import ProcessPlace
 from siamesenorm.train.stored import Stored
 from siamesenorm.train.training_state import model_tensors
 
@@ -93,7 +93,7 @@ def inference(
     mode: how `Inference.spread` spreads a model; default: every process has all of it. group: of how many processes.
     """
     if precision not in PRECISIONS:
-        raise ConfigError(f"precision: {precision!r} is not allowed; it takes one of {', '.join(PRECISIONS)}")
+        raise ConfigError.not_allowed("precision", precision, PRECISIONS)
     # Parts may take long, and who has less to do waits; a process that dies is noticed at once all the same.
     parallel = ParallelConfig(mode=mode or "ddp", group=group, timeout=CHANNEL_TIMEOUT)
     world = World.start(parallel, lambda process: find_device(device, process))
@@ -105,7 +105,7 @@ def inference(
         yield Inference(world, precision)
 
 
-def find_device(name: str | None, process: Place) -> torch.device:
+def find_device(name: str | None, process: ProcessPlace) -> torch.device:
     """The device of a name, or the best there is, for one of a machine's processes."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

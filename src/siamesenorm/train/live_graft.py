@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.train.branching import checkpoint_at, new_run
 from siamesenorm.train.checkpoint import Checkpoint, CheckpointStore
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.manifest import CheckpointError
 from siamesenorm.train.optimizer import build_optimizer

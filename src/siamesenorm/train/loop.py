@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import LEAST
 from siamesenorm.train.branching import checkpoint_at
@@ -26,9 +27,8 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import Display, QuietDisplay
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import DivergenceMonitor, Verdict, locate
-from siamesenorm.train.engine import Engine, Step
+from siamesenorm.train.engine import Engine, StepResult
 from siamesenorm.train.epochs import in_steps
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.facts import Facts
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder, State
 from siamesenorm.train.interruption import Interruption
@@ -163,7 +163,7 @@ class Loop:
         self.held_out = task.held_out_sizes()
         self.problem: str | None = None
         self.step, self.seconds, self.started = 0, 0.0, 0.0
-        self.begun: list[Step] = []
+        self.begun: list[StepResult] = []
         """Steps that are not read yet; more than one only where the engine runs ahead of them."""
         self.loss: float | None = None
         self.evaluation: dict[str, float] = {}
@@ -266,7 +266,7 @@ class Loop:
                 return verdict
         return None
 
-    def _settle(self, computed: Step, together: int) -> Verdict | None:
+    def _settle(self, computed: StepResult, together: int) -> Verdict | None:
         step = computed.step
         verdict = self.monitor.judge(step, computed.loss, computed.grad_norm)
         overflow = not math.isfinite(computed.grad_norm) and math.isfinite(computed.loss)
@@ -286,7 +286,7 @@ class Loop:
         self._finish_step(computed, together, skipped)
         return None
 
-    def _act(self, verdict: Verdict, computed: Step) -> str:
+    def _act(self, verdict: Verdict, computed: StepResult) -> str:
         action, step = self.monitor.act(verdict), computed.step
         if verdict.kind == "spike" and action == "go_on":
             self._note("spike", f"step {step}: {verdict.message}", step)
@@ -297,7 +297,7 @@ class Loop:
         self._note(verdict.kind, f"step {step}: {verdict.message}{where}; policy: {action}", step)
         return action
 
-    def _finish_step(self, computed: Step, together: int, skipped: str | None) -> None:
+    def _finish_step(self, computed: StepResult, together: int, skipped: str | None) -> None:
         step = self.step = computed.step
         self.loss = computed.loss
         seconds = (time.perf_counter() - self.started) / together
@@ -375,7 +375,7 @@ class Loop:
         self.recorder.rewind(step)
         self._note(event, message, step)
 
-    def roll_back(self, verdict: Verdict | None, computed: Step) -> Verdict | None:
+    def roll_back(self, verdict: Verdict | None, computed: StepResult) -> Verdict | None:
         """Go back to the last checkpoint and on with the data behind the bad batch."""
         sample, rollbacks = computed.sample + self.config.train.batch_size, self.monitor.rollbacks
         failed = computed.step

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.data.atomic import sha256_of, write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import MissingError, read_object
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError, DataError
 
 MANIFEST = "manifest.json"
 VERSION = 1

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import Task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parameters import share_of
 from siamesenorm.train.planning.layouts import layout_of
 from siamesenorm.train.planning.needs import need_of

@@ -7,11 +7,11 @@ processes for a pass. Every part counts by its samples, so that the gradient is 
 
 from __future__ import annotations
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import Task
 from siamesenorm.tasks.base import Batch
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.memory import AMPLE, Room, free_memory, least_memory, memory_need, sharing
 from siamesenorm.train.pipeline import takes
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.parametrization import Factors, parameter_factors
 from siamesenorm.train.config import OptimizerConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import plain_name, row_orders, unwrap
 from siamesenorm.train.muon import Fused, Muon
 from siamesenorm.train.parallel import uniform_groups

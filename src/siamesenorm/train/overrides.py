@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from siamesenorm.train.errors import ConfigError
-from siamesenorm.train.fields import SHOWN, NamedField, alternatives, fields_of, shown
+from siamesenorm.errors import SHOWN, ConfigError
+from siamesenorm.train.fields import NamedField, alternatives, fields_of, shown
 from siamesenorm.train.yaml import read_yaml
 
 INSTEAD = {

@@ -33,9 +33,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.train.distributed import Meshes, World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.expert_parallel import check_experts_of, divide_experts, experts_of, share_statistics, stacked
 from siamesenorm.train.pipeline import Division, Pipeline
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.lora import LoraLinear, is_factor
 from siamesenorm.models.stack import Stack
 from siamesenorm.residual.norms import Norm
 from siamesenorm.train.config import LoraConfig, RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import place, plain_name, unwrap
 from siamesenorm.train.training_state import model_tensors
 
@@ -28,7 +28,7 @@ SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Share:
+class TrainedShare:
     """How much of a model is trained."""
 
     trained: int
@@ -54,11 +54,11 @@ def has_lora(config: RunConfig) -> bool:
     return "lora" in terms_of(config.train.parameters)
 
 
-def choose_parameters(model: nn.Module, config: RunConfig) -> Share:
+def choose_parameters(model: nn.Module, config: RunConfig) -> TrainedShare:
     """Freeze what a run does not train and put factors where it trains them; before the model is spread or compiled."""
     terms, whole = terms_of(config.train.parameters), sum(p.numel() for p in model.parameters())
     if terms == ["all"]:
-        return Share(whole, whole)
+        return TrainedShare(whole, whole)
     if "lora" in terms:
         put_factors(model, config.lora)
     chosen: set[str] = set()
@@ -74,7 +74,7 @@ def choose_parameters(model: nn.Module, config: RunConfig) -> Share:
             f"train.init_vocab: 'resize' is not allowed with {FIELD} = {config.train.parameters!r}, "
             f"which does not train new rows; add embedding.weight to it, as in lora+embedding.weight"
         )
-    return Share(sum(p.numel() for p in model.parameters() if p.requires_grad), whole)
+    return TrainedShare(sum(p.numel() for p in model.parameters() if p.requires_grad), whole)
 
 
 def share_of(config: RunConfig, make: Callable[[RunConfig], nn.Module]) -> float:
@@ -142,9 +142,10 @@ def _matching(model: nn.Module, pattern: str) -> set[str]:
     names = [name for name, _ in model.named_parameters() if not is_factor(name)]
     found = {name for name in names if fnmatch.fnmatchcase(name, pattern)}
     if not found:
-        raise ConfigError(
-            f"{FIELD}: {pattern!r} is not allowed; it takes all, {', '.join(WORDS)}, or a pattern that fits names of "
-            f"parameters such as {', '.join(names[:SHOWN])}"
+        raise ConfigError.not_allowed(
+            FIELD,
+            pattern,
+            f"all, {', '.join(WORDS)}, or a pattern that fits names of parameters such as {', '.join(names[:SHOWN])}",
         )
     return found
 

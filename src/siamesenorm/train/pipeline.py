@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.utils import _pytree as pytree
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.moe import RouterStats
 from siamesenorm.models.lm import LanguageModel, LMOutput
 from siamesenorm.train.boundaries import Boundaries, used_by_open
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import STAGES
-from siamesenorm.train.sequence_parallel import Tokens
+from siamesenorm.train.sequence_parallel import TokenPlacement
 
 INTERLEAVED = "interleaved_1f1b"
 SINGLE: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -61,7 +61,7 @@ class Division:
         self.boundaries = Boundaries(model)
         self.opening = used_by_open(self.boundaries.residual, self.boundaries.dtype)
         self.sizes = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
-        self.tokens: Tokens | None = None
+        self.tokens: TokenPlacement | None = None
         """How those of a pass are divided within a stage."""
 
     def stage_of(self, name: str) -> int:
@@ -106,7 +106,7 @@ class Stage(nn.Module):
     """How streams that arrive are nested."""
 
     def __init__(
-        self, model: LanguageModel, numbers: range, first: bool, last: bool, tokens: Tokens | None = None
+        self, model: LanguageModel, numbers: range, first: bool, last: bool, tokens: TokenPlacement | None = None
     ) -> None:
         super().__init__()
         self.first, self.last, self.tokens = first, last, tokens

@@ -19,12 +19,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, create_model
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_text, reason_of
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.tasks import OWN, TASKS, Task, find_task
 from siamesenorm.tasks.base import HOW
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import explain, shown
 from siamesenorm.train.overrides import apply_overrides
 from siamesenorm.train.source_model import source_model

@@ -12,7 +12,7 @@ from siamesenorm.tasks import Task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import Display
 from siamesenorm.train.distributed import World
-from siamesenorm.train.engine import Engine, Step
+from siamesenorm.train.engine import Engine, StepResult
 from siamesenorm.train.folder import METRICS, MetricsFile, RunFolder, State
 from siamesenorm.train.speed import Peak
 from siamesenorm.train.trackers import Tracker, open_trackers
@@ -35,7 +35,9 @@ class Recorder:
             self.peak = Peak.of(self.world, precision.dtype, self.config.logging.peak_flops, tf32=precision.tf32)
         self.display.start(step, self.config.steps)
 
-    def step(self, step: int, computed: Step, lr: float, seconds: float, work: float, skipped: str | None) -> None:
+    def step(
+        self, step: int, computed: StepResult, lr: float, seconds: float, work: float, skipped: str | None
+    ) -> None:
         """A step was taken or left out; work: its floating-point operations."""
         if self.metrics is None:
             return

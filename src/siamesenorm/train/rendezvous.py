@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
 
 MOST_PORTS = 65535
 FAREWELL = timedelta(seconds=30)
@@ -24,7 +24,7 @@ _meetings = itertools.count()
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Which of how many processes this one is, in the run and on its machine."""
 
     rank: int = 0
@@ -33,7 +33,7 @@ class Place:
     local_size: int = 1
 
     @classmethod
-    def from_environment(cls) -> Place:
+    def from_environment(cls) -> ProcessPlace:
         """As torchrun writes it; without it there is one process."""
         size = _number("WORLD_SIZE", 1, least=1)
         rank = _number("RANK", 0, most=size - 1, where=f"with WORLD_SIZE = {size} ")
@@ -48,7 +48,7 @@ class Place:
         return self.rank == 0 and not _by_agent()
 
 
-def meet(place: Place, timeout: timedelta) -> Store:
+def meet(place: ProcessPlace, timeout: timedelta) -> Store:
     """The store, as soon as all processes are there; raises in all of them if one cannot go on."""
     store = _open_store(place, timeout)
     try:
@@ -73,7 +73,7 @@ def was_restarted() -> bool:
 def refuse(problem: str) -> None:
     """Tell the other processes, if there are any, why this one cannot go on; each of them then ends with that."""
     with contextlib.suppress(ConfigError, dist.DistError):  # nobody is there to be told
-        place = Place.from_environment()
+        place = ProcessPlace.from_environment()
         if place.size > 1:
             store = _open_store(place, FAREWELL)
             store.set("verdict", of_process(place.rank, problem))
@@ -85,7 +85,7 @@ def of_process(rank: int, problem: str) -> str:
     return problem if rank == 0 else f"process {rank}: {problem}"
 
 
-def _leave(place: Place, store: Store) -> None:
+def _leave(place: ProcessPlace, store: Store) -> None:
     """The last to leave says so; the host of the store waits for that."""
     if store.add("left", 1) == place.size:
         store.set("empty", "")
@@ -98,7 +98,7 @@ def _by_agent() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def _open_store(place: Place, timeout: timedelta) -> Store:
+def _open_store(place: ProcessPlace, timeout: timedelta) -> Store:
     """A key-value store with names of its own for every restart and every meeting.
 
     torchrun may keep one store through all restarts of its workers. Without the prefix a restarted process can read
@@ -128,7 +128,7 @@ def _number(variable: str, default: int, *, least: int = 0, most: int | None = N
     try:
         number = int(text) if text else default
     except ValueError:
-        raise ConfigError(f"{variable}: {text[:40]!r} is not allowed; it takes a whole number") from None
+        raise ConfigError.not_allowed(variable, text[:40], "a whole number") from None
     if number < least or (most is not None and number > most):
         allowed = f"{least} or more" if most is None else f"{least} to {most}" if most > least else str(least)
         raise ConfigError(f"{variable}: {number} is not allowed; {where}it takes {allowed}")

@@ -15,7 +15,7 @@ import math
 from siamesenorm.train.config import ScheduleConfig
 
 
-def share_of_peak(config: ScheduleConfig, step: int, steps: int) -> float:
+def lr_factor(config: ScheduleConfig, step: int, steps: int) -> float:
     """The learning rate of a 1-based step, as a share of its peak."""
     if not 1 <= step <= steps:
         raise ValueError(f"step: {step} is not allowed; it takes 1 to {steps}")

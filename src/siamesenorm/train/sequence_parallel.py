@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 
 TOKENS = 1
 """Dimension of (batch, tokens, features) that is split."""
@@ -36,7 +36,7 @@ def divides_tokens(config: RunConfig, processes: int) -> bool:
     return length % processes == 0 if wish is None else wish
 
 
-class Tokens:
+class TokenPlacement:
     """Where the tokens of a pass are: a part of them in each process of a tensor group, or all in every one.
 
     Without gradients, a pass whose tokens cannot be divided (an answer of one token) has all in every process.

@@ -7,8 +7,8 @@ from typing import Any
 
 from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_header
+from siamesenorm.errors import ConfigError
 from siamesenorm.language_folder import is_model, model_config_of
-from siamesenorm.train.errors import ConfigError
 
 FIELD = "train.init_from"
 

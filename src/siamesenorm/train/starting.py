@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.errors import ConfigError
 from siamesenorm.language_folder import is_model, open_model_folder
 from siamesenorm.layers.lora import is_factor
 from siamesenorm.models.stack import current_name
 from siamesenorm.tasks import Task
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import place, row_orders
 from siamesenorm.train.trained import open_language_model, open_trained
 from siamesenorm.train.training_state import model_tensors

@@ -17,15 +17,14 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from siamesenorm.data.atomic import whole_file
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.tensor_files import Kind, LazyTensors, write_tensors
 from siamesenorm.data.tensors import read_tensor, tensor_kinds
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.layers.lora import Merging, merged, mergings
 from siamesenorm.models.stack import current_name
 from siamesenorm.tasks import find_task
 from siamesenorm.train.checkpoint import Checkpoint, CheckpointStore
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, RunFolder
 from siamesenorm.train.parameters import choose_parameters, has_lora
 from siamesenorm.train.sharded_files import ShardReader

@@ -16,15 +16,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.mlp import GATED, MLP
 from siamesenorm.layers.moe import MoE
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual.ramp import ramps_of
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import ROW_ORDER
-from siamesenorm.train.sequence_parallel import Tokens, on_own_tokens, replicate_parameters, replicated
+from siamesenorm.train.sequence_parallel import TokenPlacement, on_own_tokens, replicate_parameters, replicated
 from siamesenorm.train.vocabulary_parallel import Vocabulary, divides_vocabulary
 
 HEADS = FEATURES = 2
@@ -49,7 +49,7 @@ class TensorParallel:
             if wish and not language:
                 kind = type(model).__name__
                 raise ConfigError(f"parallel.{name}: true is not allowed for {kind}; it takes language models")
-        self.tokens = Tokens(mesh, language and sequence is not False)
+        self.tokens = TokenPlacement(mesh, language and sequence is not False)
         self.vocabulary: Vocabulary | None = None
         if isinstance(model, LanguageModel):
             self._take(model, loss)
@@ -94,14 +94,14 @@ def divide_streams(block: Block, mesh: DeviceMesh) -> None:
     second.add = on_own_tokens(add, second)  # type: ignore[assignment]
 
 
-def split_sublayers(block: Block, mesh: DeviceMesh, tokens: Tokens | None = None) -> None:
+def split_sublayers(block: Block, mesh: DeviceMesh, tokens: TokenPlacement | None = None) -> None:
     """Split a block's attention and FFN over the processes of a mesh; experts stay whole.
 
     tokens: how the streams lie; default: the same in every process.
     """
     if mesh.size() == 1:
         return
-    tokens = tokens or Tokens(mesh, divide=False)
+    tokens = tokens or TokenPlacement(mesh, divide=False)
     if isinstance(block.attention, Attention):
         split_attention(block.attention, mesh, tokens)
     if isinstance(block.ffn, MLP):
@@ -110,7 +110,7 @@ def split_sublayers(block: Block, mesh: DeviceMesh, tokens: Tokens | None = None
         tokens.around_experts(block.ffn)
 
 
-def split_attention(attention: Attention, mesh: DeviceMesh, tokens: Tokens) -> None:
+def split_attention(attention: Attention, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
     """Equal numbers of heads of q, k and v to every process."""
     refuse_growing(attention)
     size, width = mesh.size(), attention.head_dim
@@ -131,7 +131,7 @@ def split_attention(attention: Attention, mesh: DeviceMesh, tokens: Tokens) -> N
     tokens.around_sublayer(attention)
 
 
-def split_ffn(ffn: MLP, mesh: DeviceMesh, tokens: Tokens) -> None:
+def split_ffn(ffn: MLP, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
     """Equal parts of the hidden width to every process."""
     refuse_growing(ffn)
     size, hidden = mesh.size(), ffn.down.in_features
@@ -172,7 +172,7 @@ class SummedRows(RowwiseParallel):
     The style's own sum comes as a promise to be waited for, of another type.
     """
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: TokenPlacement) -> None:
         super().__init__(output_layouts=Partial(), use_local_output=False)
         self.tokens = tokens
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from siamesenorm.data.atomic import write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_object
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.train.config import LoggingConfig, RunConfig
-from siamesenorm.train.errors import ConfigError
 
 TENSORBOARD, WANDB = "tensorboard", "wandb.json"
 
@@ -32,9 +31,7 @@ def check_trackers(config: LoggingConfig) -> None:
     wanted = {"tensorboard": config.tensorboard is True, "wandb": config.wandb, "trackio": config.trackio}
     for name, asked in wanted.items():
         if asked and importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"logging.{name}: needs the package {name!r}; install it with pip install 'siamesenorm[{name}]'"
-            )
+            raise ConfigError.missing_package(f"logging.{name}:", name, name)
 
 
 def open_trackers(logging: LoggingConfig, config: RunConfig, folder: Path, step: int) -> list[Tracker]:

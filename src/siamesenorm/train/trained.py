@@ -9,16 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.data.reading import reason_of
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.lora import merged, mergings
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import distillation, find_task
 from siamesenorm.tasks.corpora import load_saved_tokenizer, tokenizer_of
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, RunFolder
 from siamesenorm.train.parameters import choose_parameters, has_lora
 from siamesenorm.train.weights import check_weights
@@ -65,7 +64,7 @@ def open_trained(folder: Path | str, task: str | None = None) -> Trained:
         try:
             model.load_state_dict(tensors, assign=True)
         except RuntimeError as error:
-            raise ConfigError(f"run: {str(run.path / WEIGHTS)!r} cannot be read: {reason_of(error)}") from None
+            raise ConfigError.failed("run", run.path / WEIGHTS, "read", error) from None
         step = int(run.status().get("step") or config.steps)
     else:
         step = _load_checkpoint(model, config, run)

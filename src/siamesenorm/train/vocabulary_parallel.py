@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
 from siamesenorm.layers.linear import linear
 from siamesenorm.models.lm import LanguageModel
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.layout import local
-from siamesenorm.train.sequence_parallel import Tokens
+from siamesenorm.train.sequence_parallel import TokenPlacement
 
 
 class Vocabulary:
@@ -66,14 +66,14 @@ class Vocabulary:
             distribute_tensor(weight.detach(), self.mesh, [Shard(0)]), requires_grad=weight.requires_grad
         )
 
-    def embed(self, ids: Tensor, weight: Tensor, tokens: Tokens) -> Tensor:
+    def embed(self, ids: Tensor, weight: Tensor, tokens: TokenPlacement) -> Tensor:
         """Rows of the whole vocabulary, of all tokens or of those that are this process's."""
         rows, own_ids = local(weight), ids - self.first
         own = (own_ids >= 0) & (own_ids < rows.shape[0])
         part = F.embedding(own_ids.where(own, 0), rows).masked_fill(~own.unsqueeze(-1), 0)
         return tokens.scatter(DTensor.from_local(part, self.mesh, [Partial()], run_check=False))
 
-    def take(self, model: LanguageModel, tokens: Tokens) -> None:
+    def take(self, model: LanguageModel, tokens: TokenPlacement) -> None:
         """Let a model's embedding, head and loss be this one's."""
         table: Any = model.embedding
         table.forward = lambda ids: self.embed(ids, table.weight, tokens)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.tensor_files import Kind, LazyTensors, file_order, write_tensors
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.lora import merged, mergings
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import STATUS, WEIGHTS, RunFolder
 from siamesenorm.train.layout import row_orders, unwrap, usual_rows, whole
 from siamesenorm.train.manifest import Entry, check

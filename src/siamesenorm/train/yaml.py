@@ -1,4 +1,4 @@
-"""YAML as recipes use it: plain data only, ``1e-3`` is a number, ``no`` is a word, names do not stand twice."""
+"""YAML as recipes use it: plain data only, ``1e-3`` is a number, ``no`` is a word, no name is given twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
 
 LARGEST = 2**20
 """Bytes of a recipe; anything longer is another kind of file."""
@@ -29,13 +29,13 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuse names that stand twice, of which YAML would take the last."""
+        """Refuse names that are given twice, of which YAML would take the last."""
         names = [self.construct_object(key, deep=True) for key, _ in node.value]
         for number, name in enumerate(names):
             if not isinstance(name, str):
                 raise yaml.YAMLError(f"{name!r} is not allowed as a name")
             if name in names[:number]:
-                raise yaml.YAMLError(f"{name!r} stands twice")
+                raise yaml.YAMLError(f"{name!r} is given twice")
         return super().construct_mapping(node, deep=deep)
 
 
@@ -53,7 +53,7 @@ class _Dumper(yaml.SafeDumper):
     """Quotes whatever `_Loader` or an ordinary loader would read as something else; writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write in full what stands twice."""
+        """Write in full what is there twice."""
         return True
 
     def represent_text(self, text: str) -> yaml.Node:

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ArrayImages, open_images
 from siamesenorm.data.images.loader import ImageLoader, TestImages, TrainingImages
 from siamesenorm.data.images.timm_transforms import TimmTransform
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift
+from siamesenorm.errors import DataError
 
 from .files import some_pixels, write_folder
 

@@ -5,9 +5,9 @@ import io
 import numpy as np
 import pytest
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import open_images
-from siamesenorm.data.images.pictures import decode
+from siamesenorm.data.images.image_files import decode
+from siamesenorm.errors import DataError
 
 from .files import png, some_pixels, write_folder, write_idx
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm, seeded
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift
+from siamesenorm.errors import DataError
 
 from .files import some_pixels
 

@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ArrayImages
 from siamesenorm.data.images.loader import ImageLoader, TrainingImages
 from siamesenorm.data.latents import is_latents, open_latents
 from siamesenorm.data.latents.encoding import encode_images
 from siamesenorm.data.latents.index import verify_latents
+from siamesenorm.errors import DataError
 
 
 class Blocks:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.diffusion import Process, Sampler, sample
 from siamesenorm.tasks.diffusion.sampling import guided, make_scheduler
 

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 from tests.data.images.files import some_pixels, write_folder
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.report.records import read_run
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.diffusion.data import to_bytes
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import WEIGHTS, read_metrics
 from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import recipe_names, resolve

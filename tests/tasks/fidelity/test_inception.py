@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.inception import FIDInception, resize
 from siamesenorm.tasks.fidelity.inception_weights import load_inception
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from tests.tasks.fidelity.means import Means
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 from siamesenorm.lab.sample_files import open_samples
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
+from siamesenorm.tasks.fidelity.image_batches import of_array, open_pictures
 from siamesenorm.tasks.fidelity.measure import cached_reference, compare, describe
-from siamesenorm.tasks.fidelity.pictures import of_array, open_pictures
 from siamesenorm.tasks.fidelity.references import Reference, read_reference, write_reference
 from siamesenorm.tasks.fidelity.statistics import Gaussian
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ArrayImages, open_images
+from siamesenorm.errors import DataError
 from siamesenorm.models.fingerprint import weights_hash
 from siamesenorm.tasks.fidelity import ClassifierFidelity
 from siamesenorm.tasks.fidelity.classifier import SmallClassifier, classifier_for, train

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.scores import inception_score, precision_recall
 from siamesenorm.tasks.fidelity.statistics import Gaussian, Moments, frechet_distance
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from siamesenorm.data.atomic import sha256_of
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ImageSet, Labels, Pixels, check_labels
 from siamesenorm.data.reading import read_text
+from siamesenorm.errors import DataError
 
 SIDE = 32
 PLANES = 3 * SIDE * SIDE

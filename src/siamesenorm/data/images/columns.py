@@ -12,10 +12,10 @@ import numpy as np
 
 from siamesenorm.data.atomic import sha256_of
 from siamesenorm.data.columns import check_column, load_rows
-from siamesenorm.data.errors import DataError, import_extra
+from siamesenorm.data.images.image_files import decode
 from siamesenorm.data.images.imageset import ImageSet, Labels, Pixels
-from siamesenorm.data.images.pictures import decode
 from siamesenorm.data.reading import parse_json
+from siamesenorm.errors import DataError, import_extra
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "class", "cls")
 
@@ -67,9 +67,9 @@ class ColumnImages(ImageSet):
         return hashlib.sha256(f"{self._digest} {self.class_names}".encode()).hexdigest()
 
 
-def _choose(place: str, names: list[str], wanted: str | None, usual: Sequence[str]) -> str:
+def _choose(place: str, names: list[str], wanted: str | None, customary: Sequence[str]) -> str:
     if wanted is None:
-        wanted = next((name for name in usual if name in names), usual[0])
+        wanted = next((name for name in customary if name in names), customary[0])
     check_column(place, wanted, names)
     return wanted
 

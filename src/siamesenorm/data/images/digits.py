@@ -6,8 +6,8 @@ import functools
 
 import numpy as np
 
-from siamesenorm.data.errors import import_extra
 from siamesenorm.data.images.imageset import ArrayImages
+from siamesenorm.errors import import_extra
 
 
 @functools.lru_cache(maxsize=1)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ArrayImages
+from siamesenorm.errors import DataError
 
 NAMES = {"train": ("train",), "test": ("t10k", "test")}
 LARGEST = 2**36
@@ -62,9 +62,9 @@ def _shape(path: Path, head: bytes, sizes: bytes) -> tuple[int, ...]:
 
 def _check_size(path: Path, shape: tuple[int, ...], size: int) -> None:
     if size != math.prod(shape):
-        told = "more" if size > math.prod(shape) else f"{size}"
+        has = "more" if size > math.prod(shape) else f"{size}"
         raise DataError(
-            f"images: {str(path)!r} is damaged; its header says {' × '.join(map(str, shape))} bytes and it has {told}"
+            f"images: {str(path)!r} is damaged; its header says {' × '.join(map(str, shape))} bytes and it has {has}"
         )
 
 

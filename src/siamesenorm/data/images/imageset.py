@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 Pixels = NDArray[np.uint8]
 """(height, width, channels)."""
@@ -115,7 +115,7 @@ def check_labels(place: str, labels: Labels, classes: int) -> None:
 def hold_out(whole: ImageSet, split: Split, share: float, seed: int = 0) -> Subset:
     """One side of a fixed split: of every class, a `share` of its images (rounded, at least one) is for testing."""
     if not 0 < share < 1:
-        raise DataError(f"held_out: {share} is not allowed; it takes a number between 0 and 1")
+        raise DataError.not_allowed("held_out", share, "a number between 0 and 1")
     held = np.zeros(len(whole), dtype=bool)
     for label in np.unique(whole.labels):
         members = np.flatnonzero(whole.labels == label)

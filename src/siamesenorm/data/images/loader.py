@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from siamesenorm.data.batches import Batch, Batches, pinned
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ImageSet
 from siamesenorm.data.images.transforms import Transform
 from siamesenorm.data.order import shuffled
+from siamesenorm.errors import DataError
 
 
 class TrainingImages:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.cifar import CifarImages, find_cifar
 from siamesenorm.data.images.columns import open_dataset, open_parquet
 from siamesenorm.data.images.digits import digits
-from siamesenorm.data.images.folder import FolderImages, split_folder
 from siamesenorm.data.images.idx import FASHION, idx_file, open_idx
+from siamesenorm.data.images.image_folder import FolderImages, split_folder
 from siamesenorm.data.images.imageset import SPLITS, ImageSet, Split, hold_out
 from siamesenorm.data.reading import named_path
+from siamesenorm.errors import DataError
 
 HUB = "hf:"
 DIGITS = "digits"
@@ -43,7 +43,7 @@ def open_images(
     channels: 3, or 1 to read encoded image files as grey; other sources have the channels they have.
     """
     if split not in SPLITS:
-        raise DataError(f"split: {split!r} is not allowed; it takes {', '.join(SPLITS)}")
+        raise DataError.not_allowed("split", split, ", ".join(SPLITS))
     name, path = str(source), named_path(source, "images")
     columns: dict[str, Any] = {"column": image_column, "label": label_column, "channels": channels}
     if name.startswith(HUB):

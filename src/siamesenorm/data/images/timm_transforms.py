@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from siamesenorm.data.errors import DataError, import_extra
+from siamesenorm.data.images.image_files import as_channels
 from siamesenorm.data.images.imageset import Pixels
-from siamesenorm.data.images.pictures import as_channels
 from siamesenorm.data.images.transforms import Interpolation, Scale, Seen
+from siamesenorm.errors import DataError, import_extra
 
 
 def import_timm(module: str, purpose: str) -> Any:
     """A module of timm."""
-    from siamesenorm.data.torchvision_ops import check_torchvision
+    from siamesenorm.errors import check_torchvision
 
     check_torchvision()
     return import_extra(module, purpose, "vision")

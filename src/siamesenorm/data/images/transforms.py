@@ -10,9 +10,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from siamesenorm.data.errors import import_extra
+from siamesenorm.data.images.image_files import as_channels
 from siamesenorm.data.images.imageset import Pixels
-from siamesenorm.data.images.pictures import as_channels
+from siamesenorm.errors import import_extra
 
 Seen = NDArray[np.float32]
 """(channels, height, width), scaled."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from siamesenorm.data.atomic import locked_folder, sha256_matches, sha256_of, whole_file, write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ImageSet, Pixels
 from siamesenorm.data.images.transforms import CentreCrop, Scale
 from siamesenorm.data.index import INDEX, PROGRESS
@@ -31,6 +30,7 @@ from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_json, read_object
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_file, remove_tree
 from siamesenorm.data.resume import REPLACEMENT, check_replaceable, foreign_file, take_place
+from siamesenorm.errors import DataError
 
 SHARD_IMAGES = 4096
 NAMES = r"(?:train|test)-\d{5,}(?:-labels)?\.npy|index\.json"

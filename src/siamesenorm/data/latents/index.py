@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from siamesenorm.data.atomic import sha256_matches, write_json
-from siamesenorm.data.errors import DataError
-from siamesenorm.data.index import INDEX, PROGRESS, Entry, FileName, Hash
+from siamesenorm.data.index import INDEX, PROGRESS, FileName, Hash, IndexPart
 from siamesenorm.data.reading import MissingError, named_path, read_json, read_model
+from siamesenorm.errors import DataError
 
 FORMAT = "siamesenorm-latents"
 Positive = Annotated[int, Field(ge=1, lt=2**62)]
 
 
-class LatentShard(Entry):
+class LatentShard(IndexPart):
     """Moments of some images, (images, views, 2 · channels, height, width), and their labels: two .npy files."""
 
     file: FileName
@@ -27,7 +27,7 @@ class LatentShard(Entry):
     labels_sha256: Hash
 
 
-class LatentIndex(Entry):
+class LatentIndex(IndexPart):
     """Everything about a folder of latents."""
 
     format: Literal["siamesenorm-latents"] = "siamesenorm-latents"

@@ -5,7 +5,7 @@ pipeline = DiffusionPipeline.from_pretrained("digits/")
 pipeline(class_labels=[3, "7"], guidance_scale=2.0).images[0]
 """
 
-from siamesenorm.data.torchvision_ops import check_torchvision
+from siamesenorm.errors import check_torchvision
 
 try:
     check_torchvision()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.autoencoder import load_autoencoder
 from siamesenorm.interop.diffusers.model import ResidualDiTModel
 from siamesenorm.interop.diffusers.pipeline import ResidualDiTPipeline
-from siamesenorm.interop.errors import InteropError
 from siamesenorm.interop.staging import staged
 from siamesenorm.models.dit import DiT
 from siamesenorm.tasks.diffusion.process import Process
-from siamesenorm.tasks.diffusion.sampling import Sampler, make_scheduler, usual_sampler
+from siamesenorm.tasks.diffusion.sampling import Sampler, default_sampler, make_scheduler
 
 
 def pipeline_of(
@@ -30,7 +30,7 @@ def pipeline_of(
             f"vae: {str(vae)!r} has latents of {autoencoder.latent_channels} channels; "
             f"this model takes {model.config.channels}"
         )
-    scheduler = make_scheduler(process, Sampler(usual_sampler(process), clip=clip))
+    scheduler = make_scheduler(process, Sampler(default_sampler(process), clip=clip))
     return ResidualDiTPipeline(
         ResidualDiTModel.of(model), scheduler, autoencoder and autoencoder.model, class_names=class_names
     )

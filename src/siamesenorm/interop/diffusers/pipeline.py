@@ -17,8 +17,8 @@ from diffusers import (
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.diffusers.model import ResidualDiTModel
-from siamesenorm.interop.errors import InteropError
 from siamesenorm.tasks.diffusion.sampling import Sampler, guided
 
 OUTPUTS = ("pil", "np", "pt", "latent")
@@ -46,7 +46,7 @@ class ResidualDiTPipeline(DiffusionPipeline):
         super().__init__()
         model = getattr(transformer, "_orig_mod", transformer)  # what torch.compile wraps
         if model is not None and not isinstance(model, ResidualDiTModel):
-            raise InteropError(f"transformer: {type(model).__name__} is not allowed; it takes a ResidualDiTModel")
+            raise InteropError.not_allowed("transformer", type(model).__name__, "a ResidualDiTModel")
         self.register_modules(transformer=transformer, scheduler=scheduler, vae=vae)
         self.register_to_config(class_names=None if class_names is None else list(class_names))
 

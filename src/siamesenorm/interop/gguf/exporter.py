@@ -10,7 +10,7 @@ import torch
 
 from siamesenorm.data.atomic import named, whole_file
 from siamesenorm.data.removal import scratch_folder
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.gguf.tokenizer import tokenizer_metadata
 from siamesenorm.interop.gguf.translation import (

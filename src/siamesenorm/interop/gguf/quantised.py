@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """Numbers of a block, and the bytes that they take."""
 
     name: str
@@ -36,26 +36,26 @@ class Layout:
 
 
 LAYOUTS = {
-    0: Layout("F32", 1, 4),
-    1: Layout("F16", 1, 2, torch.float16),
-    30: Layout("BF16", 1, 2, torch.bfloat16),
-    2: Layout("Q4_0", 32, 18),
-    3: Layout("Q4_1", 32, 20),
-    8: Layout("Q8_0", 32, 34),
-    6: Layout("Q5_0", 32, 22),
-    7: Layout("Q5_1", 32, 24),
-    10: Layout("Q2_K", 256, 84),
-    11: Layout("Q3_K", 256, 110),
-    12: Layout("Q4_K", 256, 144),
-    13: Layout("Q5_K", 256, 176),
-    14: Layout("Q6_K", 256, 210),
-    20: Layout("IQ4_NL", 32, 18),
-    23: Layout("IQ4_XS", 256, 136),
+    0: BlockLayout("F32", 1, 4),
+    1: BlockLayout("F16", 1, 2, torch.float16),
+    30: BlockLayout("BF16", 1, 2, torch.bfloat16),
+    2: BlockLayout("Q4_0", 32, 18),
+    3: BlockLayout("Q4_1", 32, 20),
+    8: BlockLayout("Q8_0", 32, 34),
+    6: BlockLayout("Q5_0", 32, 22),
+    7: BlockLayout("Q5_1", 32, 24),
+    10: BlockLayout("Q2_K", 256, 84),
+    11: BlockLayout("Q3_K", 256, 110),
+    12: BlockLayout("Q4_K", 256, 144),
+    13: BlockLayout("Q5_K", 256, 176),
+    14: BlockLayout("Q6_K", 256, 210),
+    20: BlockLayout("IQ4_NL", 32, 18),
+    23: BlockLayout("IQ4_XS", 256, 136),
 }
 """By the number that files have for them."""
 
 
-def layout_of(number: int) -> Layout:
+def layout_of(number: int) -> BlockLayout:
     """The layout of a number."""
     return LAYOUTS[number]
 

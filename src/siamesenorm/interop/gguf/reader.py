@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from siamesenorm.data.reading import named_path, reason_of
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.gguf.quantised import LAYOUTS, dequantise, layout_of
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -35,7 +35,7 @@ class Damaged(ValueError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor of a file: its shape, the number of its layout, where its bytes begin."""
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class GgufFile:
 
     path: Path
     metadata: dict[str, Any]
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
 
     @classmethod
     def open(cls, path: Path | str, field: str) -> GgufFile:
@@ -82,7 +82,7 @@ class GgufFile:
         return layout_of(widest.layout).dtype
 
 
-def _header(content: mmap.mmap) -> tuple[dict[str, Any], dict[str, Entry]]:
+def _header(content: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
     cursor = Cursor(content)
     if cursor.take(4) != MAGIC:
         raise Damaged("it does not begin with GGUF")
@@ -94,13 +94,13 @@ def _header(content: mmap.mmap) -> tuple[dict[str, Any], dict[str, Entry]]:
     for _ in range(pairs):
         name = cursor.text(LONGEST_NAME)
         if name in metadata:
-            raise Damaged(f"{name[:80]!r} stands twice in its metadata")
+            raise Damaged(f"{name[:80]!r} is twice in its metadata")
         metadata[name] = cursor.value(cursor.number("I"))
     listed = {}
     for _ in range(tensors):
         name = cursor.text(LONGEST_NAME)
         if name in listed:
-            raise Damaged(f"tensor {name[:80]!r} stands twice")
+            raise Damaged(f"tensor {name[:80]!r} is there twice")
         dimensions = cursor.number("I")
         if not 1 <= dimensions <= MOST_DIMENSIONS:
             raise Damaged(f"tensor {name[:80]!r} has {dimensions} dimensions; it takes 1 to {MOST_DIMENSIONS}")
@@ -114,7 +114,7 @@ def _header(content: mmap.mmap) -> tuple[dict[str, Any], dict[str, Entry]]:
     for name, (shape, layout, offset) in listed.items():
         if layout not in LAYOUTS:
             raise Damaged(f"tensor {name[:80]!r} has layout {layout}, which is not known")
-        entries[name] = Entry(shape, layout, start + offset)
+        entries[name] = TensorEntry(shape, layout, start + offset)
         try:
             end = start + offset + layout_of(layout).size_of(shape)
         except ValueError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from siamesenorm.data.reading import parse_json
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_folder import silenced
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.pretrained.architectures import yarn_size
 from siamesenorm.layers.rope_scaling import Scaling

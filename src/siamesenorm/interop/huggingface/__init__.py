@@ -6,7 +6,7 @@
     model = AutoModelForCausalLM.from_pretrained(directory)
 """
 
-from siamesenorm.data.torchvision_ops import check_torchvision
+from siamesenorm.errors import check_torchvision
 
 try:
     check_torchvision()  # transformers imports it where it is installed

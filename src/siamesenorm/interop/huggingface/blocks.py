@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.layers.attention import Attention
-from siamesenorm.layers.rotary import Turn
+from siamesenorm.layers.rotary import CosSin
 from siamesenorm.residual import Link, Topology
 
 
@@ -53,14 +53,14 @@ class SiameseNormAttention(Attention):
         self.scaling = self.head_dim**-0.5  # by this name: serving engines look for it
 
     def forward(  # type: ignore[override]  # the context is transformers' here
-        self, h: Tensor, turn: Turn, mask: Any, past_key_values: Cache | None, options: dict[str, Any]
+        self, h: Tensor, cos_sin: CosSin, mask: Any, past_key_values: Cache | None, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
         """(batch, tokens, dim) to the same, and the attention weights where the backend has them."""
         backend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention
         )
         window = self.config.sliding_window if self.windowed else None
-        q, k, v = (part.transpose(1, 2) for part in self.project_and_turn(h, turn))
+        q, k, v = (part.transpose(1, 2) for part in self.project_and_rotate(h, cos_sin))
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         o, weights = backend(self, q, k, v, mask, scaling=self.scaling, dropout=0.0, sliding_window=window, **options)
@@ -81,7 +81,7 @@ class SiameseNormBlock(GradientCheckpointingLayer):
         self,
         *streams: Tensor,
         layout: Any,
-        turn: Turn,
+        cos_sin: CosSin,
         mask: Any,
         past_key_values: Cache | None = None,
         options: dict[str, Any],
@@ -93,7 +93,7 @@ class SiameseNormBlock(GradientCheckpointingLayer):
         """
         with offloaded(self.links):
             carried, h = self.before(pytree.tree_unflatten(streams, layout))
-            carried, h = self.between(carried, self.attention(h, turn, mask, past_key_values, options)[0])
+            carried, h = self.between(carried, self.attention(h, cos_sin, mask, past_key_values, options)[0])
             result = self.ffn(h)
             output, *reported = result if isinstance(result, tuple) else (result,)
             carried = self.links[-1].add(carried, output)  # type: ignore[operator]

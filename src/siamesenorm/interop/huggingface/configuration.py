@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.models.lm.config import LMConfig
 
 # LMConfig's name to transformers'. What is not here has the same name in both.

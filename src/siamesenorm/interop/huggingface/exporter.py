@@ -17,13 +17,13 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from siamesenorm.data.tensor_files import LazyTensors, parse_size, write_shards
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_folder import silenced
 from siamesenorm.interop.huggingface.bundle import AUTO_MAP, bundled_files
 from siamesenorm.interop.huggingface.convert import from_language_model
 from siamesenorm.interop.huggingface.modeling import SiameseNormForCausalLM
 from siamesenorm.interop.huggingface.sharing import transformers_name
-from siamesenorm.interop.huggingface.tokenizer import JsonTokenizer, for_transformers
+from siamesenorm.interop.huggingface.tokenizer import HasTokenizerJson, for_transformers
 from siamesenorm.interop.staging import staged
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.residual import find_topology, parse_topology
@@ -32,7 +32,7 @@ from siamesenorm.residual import find_topology, parse_topology
 def export(
     model: LanguageModel | SiameseNormForCausalLM,
     directory: str | Path,
-    tokenizer: PreTrainedTokenizerBase | JsonTokenizer | str | None = None,
+    tokenizer: PreTrainedTokenizerBase | HasTokenizerJson | str | None = None,
     remote_code: bool = True,
     *,
     dtype: torch.dtype | None = None,

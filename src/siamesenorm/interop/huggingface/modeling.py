@@ -27,7 +27,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.huggingface.blocks import HiddenState, SiameseNormAttention, SiameseNormBlock, offloaded
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.huggingface.sharing import assemble
@@ -85,7 +85,7 @@ class SiameseNormPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
 
-class Parts(LanguageModel):
+class ModelParts(LanguageModel):
     """`LanguageModel` with attentions for transformers, to take the modules from."""
 
     attention_class = SiameseNormAttention
@@ -98,7 +98,7 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         super().__init__(config)
         device = torch.get_default_device()
         with torch.device("meta"):
-            parts = Parts(config.to_lm_config())
+            parts = ModelParts(config.to_lm_config())
         self.embed_tokens, self.positions, self.residual = parts.embedding, parts.positions, parts.residual
         self.layers = nn.ModuleList(
             SiameseNormBlock(block.attention, block.ffn, block.links, self.residual, self.config)
@@ -162,7 +162,7 @@ class SiameseNormModel(SiameseNormPreTrainedModel):
         for windowed in {c.is_windowed(block) for block in range(c.blocks)}:
             make_mask = create_sliding_window_causal_mask if windowed else create_causal_mask
             rotary = c.window_rotary if windowed else c.rotary
-            contexts[windowed] = {"mask": make_mask(**given), "turn": rotary.turn(position_ids, c.head_width)}
+            contexts[windowed] = {"mask": make_mask(**given), "cos_sin": rotary.cos_sin(position_ids, c.dim_per_head)}
         if c.embedding_scale != 1:
             x = x * c.embedding_scale
         if self.positions is not None:

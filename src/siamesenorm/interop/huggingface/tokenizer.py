@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tokenizer import PADDING, ByteTokenizer
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 
 BYTES = 256
 
 
-class JsonTokenizer(Protocol):
+class HasTokenizerJson(Protocol):
     """A tokenizer that can be written down as a tokenizer.json, as those of `siamesenorm.data`."""
 
     @property
@@ -43,7 +43,7 @@ def byte_tokenizer(vocab_size: int = ByteTokenizer.vocab_size) -> PreTrainedToke
 
 
 def for_transformers(
-    tokenizer: PreTrainedTokenizerBase | JsonTokenizer | str, vocab_size: int, chat_template: str | None = None
+    tokenizer: PreTrainedTokenizerBase | HasTokenizerJson | str, vocab_size: int, chat_template: str | None = None
 ) -> PreTrainedTokenizerBase:
     """A tokenizer of transformers from its own, from ours, or from the word ``byte``; it must fit `vocab_size`.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_config import checked
 from siamesenorm.models.lm import LMConfig
 
@@ -181,15 +181,15 @@ def expert_fields(theirs: Any, kind: Architecture) -> dict[str, Any] | None:
 def rotary_fields(theirs: Any, head_dim: int, *, partly: bool) -> dict[str, Any]:
     """Rotary angles, and which blocks have a window; partly: whether such a model may turn heads in part."""
     rope: Mapping[str, Any] = theirs.rope_parameters
-    usual, local = rope, rope
+    common, local = rope, rope
     if "rope_theta" not in rope:
-        usual, local = rope["full_attention"], rope["sliding_attention"]
-    fields = {"rope_theta": usual["rope_theta"], "rope_scaling": scaling_of(usual, theirs.max_position_embeddings)}
-    share = usual.get("partial_rotary_factor", 1.0)
+        common, local = rope["full_attention"], rope["sliding_attention"]
+    fields = {"rope_theta": common["rope_theta"], "rope_scaling": scaling_of(common, theirs.max_position_embeddings)}
+    share = common.get("partial_rotary_factor", 1.0)
     if partly and share != 1:
         fields["rotary_dim"] = int(head_dim * share)
     fields |= window_fields(theirs)
-    if local != usual and fields.get("window") is not None:
+    if local != common and fields.get("window") is not None:
         if local.get("rope_type", "default") != "default":
             raise InteropError(
                 f"source: rope_type {local['rope_type']!r} of sliding attention in config.json cannot be carried; "

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_folder import read_by_others
 from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.gguf.tokenizer import read_tokenizer

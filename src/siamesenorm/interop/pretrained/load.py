@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from siamesenorm.data.reading import read_object
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_folder import check_shapes, read_by_others
 from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.gguf.translation import folder_tensors, their_fields

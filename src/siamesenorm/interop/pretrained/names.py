@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.pretrained.architectures import Architecture
 from siamesenorm.models.lm import LMConfig
 
@@ -91,7 +91,7 @@ def llama(c: LMConfig, kind: Architecture, config: Any) -> Iterator[tuple[str, T
         norms |= {f"self_attn.{part}_norm": f"attention.{part}_norm" for part in "qk"}
     if c.norm_affine:
         yield "model.norm.weight", Target("residual.final_norm.weight", change=gain)
-    inner, inner_kv = c.heads * c.head_width, c.key_heads * c.head_width
+    inner, inner_kv = c.heads * c.dim_per_head, c.num_kv_heads * c.dim_per_head
     parts = {
         "q": slice(0, inner),
         "k": slice(inner, inner + inner_kv),
@@ -191,23 +191,23 @@ MAKERS: dict[str, Callable[[LMConfig, Architecture, Any], Iterator[tuple[str, Ta
 
 def by_part(fused: Tensor, c: LMConfig) -> Tensor:
     """Rows head by head (q, k, v of one head after the other) to all of q, all of k, all of v."""
-    if fused.shape[0] != 3 * c.heads * c.head_width:
+    if fused.shape[0] != 3 * c.heads * c.dim_per_head:
         return fused  # its shape is refused
-    q, k, v = fused.unflatten(0, (c.heads, 3, c.head_width)).unbind(1)
+    q, k, v = fused.unflatten(0, (c.heads, 3, c.dim_per_head)).unbind(1)
     order = turning_order(c)
     return torch.cat([q[:, order], k[:, order], v]).flatten(0, 1)
 
 
 def by_head(ours: Tensor, c: LMConfig) -> Tensor:
     """What `by_part` began with."""
-    q, k, v = ours.unflatten(0, (3, c.heads, c.head_width))
+    q, k, v = ours.unflatten(0, (3, c.heads, c.dim_per_head))
     order = turning_order(c).argsort()
     return torch.stack([q[:, order], k[:, order], v], dim=1).flatten(0, 2)
 
 
 def turning_order(c: LMConfig) -> Tensor:
     """Features of a head as ours turn: those that do not turn are shared out behind those of each half that do."""
-    turned = c.head_width if c.rotary_dim is None else c.rotary_dim
+    turned = c.dim_per_head if c.rotary_dim is None else c.rotary_dim
     first, second = torch.arange(turned).chunk(2)
-    rest = torch.arange(turned, c.head_width).chunk(2) if turned < c.head_width else (first[:0], first[:0])
+    rest = torch.arange(turned, c.dim_per_head).chunk(2) if turned < c.dim_per_head else (first[:0], first[:0])
     return torch.cat([first, rest[0], second, rest[1]])

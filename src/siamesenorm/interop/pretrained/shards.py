@@ -9,7 +9,7 @@ from torch import Tensor
 
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.tensors import each_tensor
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 

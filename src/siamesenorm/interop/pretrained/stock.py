@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_folder import silenced
 from siamesenorm.interop.pretrained.architectures import ARCHITECTURES, architecture_of
 from siamesenorm.interop.pretrained.names import Targets, targets_of
@@ -71,7 +71,7 @@ def stock_model(
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if model_type not in ARCHITECTURES:
-        raise InteropError(f"--to: {model_type!r} is not allowed; it takes one of {', '.join(ARCHITECTURES)}")
+        raise InteropError.not_allowed("--to", model_type, ARCHITECTURES)
     kind = architecture_of(model_type)
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     config, state = standard_parametrization(model.config, state)

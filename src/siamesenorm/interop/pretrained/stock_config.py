@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from siamesenorm.data.reading import reason_of
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_folder import silenced
 from siamesenorm.interop.pretrained.architectures import (
     ARCHITECTURES,
@@ -24,11 +24,11 @@ from siamesenorm.models.lm import LMConfig
 TRAINING = {"init", "init_std", "first_logits", "dropout", "z_weight"}
 """Fields that say nothing about the function."""
 DERIVED = {
-    "kv_heads": lambda c: c.key_heads,
-    "head_dim": lambda c: c.head_width,
+    "kv_heads": lambda c: c.num_kv_heads,
+    "head_dim": lambda c: c.dim_per_head,
     "ffn_dim": lambda c: c.ffn_dim if c.moe is None else c.moe.expert_dim,
     "qkv_bias": lambda c: c.bias if c.qkv_bias is None else c.qkv_bias,
-    "rotary_dim": lambda c: c.head_width if c.rotary_dim is None else c.rotary_dim,
+    "rotary_dim": lambda c: c.dim_per_head if c.rotary_dim is None else c.rotary_dim,
     "rope_theta": lambda c: None if c.rotary_dim == 0 else c.rope_theta,
     "window_rope_theta": lambda c: None if c.window_rotary == c.rotary else c.window_rope_theta,
     "full_every": lambda c: None if c.full_every is None or c.full_every > c.blocks else c.full_every,
@@ -84,7 +84,7 @@ def their_fields(c: LMConfig, kind: Architecture, default: Any) -> Iterator[tupl
         "hidden_size": c.dim,
         "num_hidden_layers": c.blocks,
         "num_attention_heads": c.heads,
-        "num_key_value_heads": c.key_heads,
+        "num_key_value_heads": c.num_kv_heads,
         "intermediate_size": c.ffn_dim if c.moe is None else c.moe.expert_dim,
         "n_inner": c.ffn_dim,
         "max_position_embeddings": c.max_length,
@@ -93,7 +93,7 @@ def their_fields(c: LMConfig, kind: Architecture, default: Any) -> Iterator[tupl
         "attention_dropout": 0.0,
         "attention_bias": DERIVED["qkv_bias"](c) and not kind.qkv_bias,
         "mlp_bias": c.bias,
-        "query_pre_attn_scalar": round(c.head_width / c.query_factor**2),
+        "query_pre_attn_scalar": round(c.dim_per_head / c.query_factor**2),
         "use_parallel_residual": c.topology == "parallel",
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
@@ -114,7 +114,7 @@ def their_fields(c: LMConfig, kind: Architecture, default: Any) -> Iterator[tupl
             "router_aux_loss_coef": c.moe.balance_weight,
         }
     if kind.names == "llama":
-        yield "head_dim", c.head_width
+        yield "head_dim", c.dim_per_head
     if kind.names != "gpt2":
         yield "rope_parameters", their_angles(c, default.rope_parameters)
     yield from (pair for pair in wanted.items() if hasattr(default, pair[0]))
@@ -134,19 +134,19 @@ def their_windows(c: LMConfig, default: Any) -> Iterator[tuple[str, Any]]:
 
 def their_angles(c: LMConfig, default: Any) -> dict[str, Any]:
     """Rotary angles; of all blocks, or of those with a window apart, as their configuration has it."""
-    usual: dict[str, Any] = {"rope_type": "default", "rope_theta": c.rope_theta}
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": c.rope_theta}
     if c.rotary_dim is not None or "partial_rotary_factor" in default:
-        usual["partial_rotary_factor"] = DERIVED["rotary_dim"](c) / c.head_width
+        parameters["partial_rotary_factor"] = DERIVED["rotary_dim"](c) / c.dim_per_head
     s = c.rope_scaling
     if s is not None:
-        usual |= {"rope_type": s.kind, "factor": s.factor}
+        parameters |= {"rope_type": s.kind, "factor": s.factor}
     if s is not None and s.kind != "linear":
-        usual["original_max_position_embeddings"] = s.original_length
+        parameters["original_max_position_embeddings"] = s.original_length
         low, high = ("beta_slow", "beta_fast") if s.kind == "yarn" else ("low_freq_factor", "high_freq_factor")
-        usual |= {low: s.low, high: s.high}
+        parameters |= {low: s.low, high: s.high}
     if s is not None and s.kind == "yarn":
-        usual |= {"attention_factor": s.attention_factor, "truncate": s.whole_pairs}
+        parameters |= {"attention_factor": s.attention_factor, "truncate": s.whole_pairs}
     if "rope_theta" in default:
-        return usual
-    local = usual if c.window_rope_theta is None else {"rope_type": "default", "rope_theta": c.window_rope_theta}
-    return {"full_attention": usual, "sliding_attention": local}
+        return parameters
+    local = parameters if c.window_rope_theta is None else {"rope_type": "default", "rope_theta": c.window_rope_theta}
+    return {"full_attention": parameters, "sliding_attention": local}

@@ -6,9 +6,10 @@
     import timm
 
     model = timm.create_model("deit_tiny_patch16_224_siamese", num_classes=10, drop_path_rate=0.1)
+    other = timm.create_model("deit_tiny_patch16_224_siamese", topology="hyper")
 """
 
-from siamesenorm.data.torchvision_ops import check_torchvision
+from siamesenorm.errors import check_torchvision
 
 try:
     check_torchvision()
@@ -18,8 +19,8 @@ except ImportError as error:
         raise
     raise ImportError("timm is needed here: pip install 'siamesenorm[vision]'", name=error.name) from None
 
-from siamesenorm.interop.timm.deit_topologies import TOPOLOGIES_BY_SUFFIX, model_names
+from siamesenorm.interop.timm.deit_siamese import model_names
 from siamesenorm.interop.timm.model import TimmVisionTransformer
 from siamesenorm.interop.timm.weights import checkpoint_filter_fn, load_timm
 
-__all__ = ["TOPOLOGIES_BY_SUFFIX", "TimmVisionTransformer", "checkpoint_filter_fn", "load_timm", "model_names"]
+__all__ = ["TimmVisionTransformer", "checkpoint_filter_fn", "load_timm", "model_names"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.interop.errors import OfficialError
+from siamesenorm.errors import OfficialError
 from siamesenorm.interop.official_deit import deit_names, load_deit
 from siamesenorm.interop.renaming import check_keys
 from siamesenorm.models.vit import VisionTransformer

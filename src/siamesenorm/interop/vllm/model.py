@@ -24,7 +24,7 @@ from vllm.sequence import IntermediateTensors
 from siamesenorm.interop.huggingface.configuration import SiameseNormConfig
 from siamesenorm.interop.vllm.streams import Wire
 from siamesenorm.interop.vllm.sublayers import FusedExperts, ServedAttention, divide_attention, divided_ffn, materialise
-from siamesenorm.layers.rotary import Turn
+from siamesenorm.layers.rotary import CosSin
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.models.parametrization import width_ratio
 from siamesenorm.models.stack import Block
@@ -32,10 +32,10 @@ from siamesenorm.residual.flow import output_of
 
 
 class ServedBlock(Block):
-    """A block whose attention is told the turn of its tokens only."""
+    """A block whose attention is given cos and sin of its tokens only."""
 
-    def attend(self, h: Tensor, context: dict[bool, Turn]) -> Any:
-        """Attention with the turn of its kind: blocks with a window may have another."""
+    def attend(self, h: Tensor, context: dict[bool, CosSin]) -> Any:
+        """Attention with the angles of its kind: blocks with a window may have another."""
         return self.attention(h, context[bool(self.attention.windowed)])
 
 
@@ -105,10 +105,13 @@ class SiameseNormModel(nn.Module):
         else:
             assert self.received is not None
             streams = self.received.unpack(intermediate_tensors.tensors)
-        turns = {True: c.window_rotary.turn(positions, c.head_width), False: c.rotary.turn(positions, c.head_width)}
+        cos_sin_tables = {
+            True: c.window_rotary.cos_sin(positions, c.dim_per_head),
+            False: c.rotary.cos_sin(positions, c.dim_per_head),
+        }
         for block in self.layers[self.start_layer : self.end_layer]:
             streams, h = block.before(streams)
-            streams, h = block.between(streams, *output_of(block.attend(h, turns)))
+            streams, h = block.between(streams, *output_of(block.attend(h, cos_sin_tables)))
             streams = block.links[-1].add(streams, *output_of(block.ffn(h)))
         if not get_pp_group().is_last_rank:
             assert self.sent is not None

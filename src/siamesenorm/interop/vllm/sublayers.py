@@ -23,7 +23,7 @@ from vllm.platforms import current_platform
 from siamesenorm.layers.attention import Attention
 from siamesenorm.layers.mlp import GATED, MLP
 from siamesenorm.layers.moe import MoE
-from siamesenorm.layers.rotary import Turn
+from siamesenorm.layers.rotary import CosSin
 
 FUSED_WIDTHS = 32
 """vLLM's fused experts on CPU take multiples of it."""
@@ -34,10 +34,10 @@ class ServedAttention(Attention):
 
     paged: PagedAttention
 
-    def forward(self, h: Tensor, turn: Turn) -> Tensor:  # type: ignore[override]  # there is no context here
+    def forward(self, h: Tensor, cos_sin: CosSin) -> Tensor:  # type: ignore[override]  # there is no context here
         """(1, tokens, dim) to the same."""
         more = self.paged.head_size - self.head_dim
-        q, k, v = (heads.squeeze(0) for heads in self.project_and_turn(h, turn))
+        q, k, v = (heads.squeeze(0) for heads in self.project_and_rotate(h, cos_sin))
         if more:  # zeros change no product
             q, k, v = (F.pad(heads, (0, more)) for heads in (q, k, v))
         o = self.paged(q.flatten(1), k.flatten(1), v.flatten(1))

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grafts import GraftPlan, GraftSource, check_field, graft_names
 from siamesenorm.lab.compare.grid import OPTIMIZER, OWN_OPTIONS, PARAMETERS, Grid, Setting, short_name
-from siamesenorm.lab.compare.presets import Preset
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.lab.compare.presets import GridPreset
 from siamesenorm.train.fields import fields_of, shown
 from siamesenorm.train.overrides import find_field
 from siamesenorm.train.recipes import config_class, load_recipe, resolve
@@ -34,7 +34,7 @@ def make_grid(
     parameters: Sequence[str] = (),
     sets: Sequence[str] = (),
     depths: Sequence[str] = (),
-    preset: Preset | None = None,
+    preset: GridPreset | None = None,
     source: GraftSource | None = None,
     out: Path = Path(),
 ) -> Grid:
@@ -77,7 +77,7 @@ def make_grid(
 
 
 def _check_grafting(
-    recipe: str | Mapping[str, Any], sets: Sequence[str], depths: Sequence[str], preset: Preset | None
+    recipe: str | Mapping[str, Any], sets: Sequence[str], depths: Sequence[str], preset: GridPreset | None
 ) -> None:
     """Raise where an option does not go with a source that all runs go on from."""
     task = load_recipe(recipe).get("task")
@@ -180,7 +180,7 @@ def depth_axis(recipe: str | Mapping[str, Any], overrides: Sequence[str], depths
     axis = []
     for depth in depths:
         if depth < 1:
-            raise ConfigError(f"--depths: {depth} is not allowed; it takes numbers of blocks, such as 6,12,24")
+            raise ConfigError.not_allowed("--depths", depth, "numbers of blocks, such as 6,12,24")
         widths = range(unit, max(2 * unit, dim * (2 + math.isqrt(blocks))), unit)
         width = min(widths, key=lambda width: abs(parameters(depth, width) - wanted))
         shape = {"blocks": depth, "dim": width, "ffn_dim": round(width * ratio)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.runner import CellProgress, GridWatcher, LocalEngine
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.provenance import cores, threads_asked_for
 
 ENGINES = ("local", "ray")
@@ -24,7 +24,7 @@ class CellEngine(Protocol):
 def check_engine(name: str) -> None:
     """Raise if there is no such engine, or not what it needs."""
     if name not in ENGINES:
-        raise ConfigError(f"--engine: {name!r} is not known; it takes one of {', '.join(ENGINES)}")
+        raise ConfigError.unknown("--engine", name, ENGINES)
     if name == "ray":
         from siamesenorm.lab.compare.ray_engine import check_ray
 

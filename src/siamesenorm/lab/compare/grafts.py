@@ -1,6 +1,6 @@
 """Comparisons that go on from one trained model: unchanged, and grafted to other topologies, each once.
 
-source = open_source("runs/mine")
+source = open_graft_source("runs/mine")
 plan = GraftPlan(source, out, ("pre", "siamese"))
 plan.overrides()                          # of the runs of each topology: what they begin with
 plan.check(task), plan.write()            # certificates first; then grafts/, for all cells of a comparison
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from siamesenorm.data.atomic import whole_file, write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.tokenizer import FILE, Tokenizer
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.language_folder import open_model_folder
 from siamesenorm.models.fingerprint import weights_hash
 from siamesenorm.models.lm import LanguageModel, LMConfig
@@ -34,7 +34,6 @@ from siamesenorm.residual import TopologyError
 from siamesenorm.residual.grafts import graft_text
 from siamesenorm.tasks.language import LanguageTask
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parameters import choose_parameters
 from siamesenorm.train.source_model import FIELD, source_model
 from siamesenorm.train.starting import FREE, check_tokenizer
@@ -81,7 +80,7 @@ class GraftSource:
         return [*own, f"data.tokenizer={self.path}"] if (self.path / FILE).is_file() else own
 
 
-def open_source(path: Path) -> GraftSource:
+def open_graft_source(path: Path) -> GraftSource:
     """What a folder or a run is; no weight is read."""
     if not path.is_dir():
         raise ConfigError(f"--graft: {str(path)!r} is no folder; it takes a run or a Hugging Face folder")

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.epochs import in_steps
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.recipes import resolve
 
 GRID = "grid.json"

@@ -35,7 +35,7 @@ class LiveTable(GridWatcher):
         self.began = self.shown = time.monotonic()
         self.first = sum(progress.step for progress in plan)
         self.live: Live | None = None
-        self.told: set[str] = set()
+        self.announced: set[str] = set()
 
     def __enter__(self) -> LiveTable:
         if self.console.is_terminal:
@@ -54,8 +54,8 @@ class LiveTable(GridWatcher):
     def changed(self, progress: CellProgress) -> None:
         """A line for every cell that ends, where there is no table."""
         ended = progress.state in (*DONE, "failed", "interrupted")
-        if self.live is None and ended and progress.cell.name not in self.told:
-            self.told.add(progress.cell.name)
+        if self.live is None and ended and progress.cell.name not in self.announced:
+            self.announced.add(progress.cell.name)
             count = sum(p.state in DONE for p in self.plan)
             with output_may_be_gone():
                 self.console.print(f"[{count}/{len(self.plan)}] {title(progress)}: {outcome(progress)}", markup=False)
@@ -206,8 +206,8 @@ def outcome(progress: CellProgress) -> str:
     if progress.state == "finished":
         loss = progress.evaluation.get("loss", progress.loss)
         accuracy = progress.evaluation.get("accuracy")
-        told = "" if accuracy is None else f", {accuracy:.1%} right"
-        return "✓" if loss is None else f"✓ {loss:.4f}{told}"
+        right = "" if accuracy is None else f", {accuracy:.1%} right"
+        return "✓" if loss is None else f"✓ {loss:.4f}{right}"
     if progress.state == "diverged":
         return f"✗ diverged at step {progress.step + 1}"
     if progress.state == "failed":

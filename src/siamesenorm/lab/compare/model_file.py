@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks.own import Given
-from siamesenorm.train.errors import ConfigError
 
 ALLOWED = "it takes FILE.py:NAME, such as my_model.py:make_model"
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import OWN, find_task
 from siamesenorm.tasks.own import Given, OwnLanguageTask, OwnTask, check_model, given_kind, name_of
 from siamesenorm.tasks.own_data import FunctionSource, TokenSource, rows_of
 from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import METRICS, read_metrics
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from siamesenorm.data.preparation import prepare
 from siamesenorm.data.sources import find_sources, read_documents
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grafts import GraftPlan, GraftSource, check_awake
 from siamesenorm.lab.compare.grid import (
     GRID,
@@ -34,7 +35,6 @@ from siamesenorm.lab.compare.own_model import check_own_models
 from siamesenorm.lab.compare.runner import DONE, CellProgress, plan
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import DECIDED_BY, LEAST
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.facts import read_facts
 from siamesenorm.train.parameters import share_of
 from siamesenorm.train.provenance import data_hashes, origin
@@ -101,7 +101,7 @@ def check_metric(task: str, name: str) -> None:
     if known is None or (known.higher is None and not name.startswith("lm_eval/")):
         single = (other for other in kind.metrics.items() if not other[0].endswith("/"))
         names = [other for other, metric in single if metric.higher is not None]
-        raise ConfigError(f"--metric: {name!r} is not known; it takes one of {', '.join(names)}")
+        raise ConfigError.unknown("--metric", name, names)
 
 
 def check_measured(task: Task, name: str) -> None:
@@ -135,7 +135,7 @@ class OneComparison(contextlib.ExitStack):
             try:
                 self.enter_context(locked_folder(self.folder, "--out: another comparison"))
             except OSError as error:
-                raise ConfigError(f"--out: {str(self.folder)!r} cannot be used: {error.strerror or error}") from None
+                raise ConfigError.failed("--out", self.folder, "used", error) from None
             self.taken = True
 
 
@@ -179,7 +179,7 @@ def prepare_grid(
             grafts.write()
         write_json(folder / GRID, {**grid.as_dict(), **facts, "cells": [place.folder.name for place in places]})
     except OSError as error:
-        raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
+        raise ConfigError.failed("--out", folder, "written", error) from None
     return Prepared(grid, folder, places, facts)
 
 

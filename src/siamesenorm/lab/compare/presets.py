@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
 
 SIAMESE = "siamese:form=hybrid_pre"
 """The form of the paper's best language models."""
@@ -31,7 +31,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Preset:
+class GridPreset:
     """A grid, and what the paper found."""
 
     name: str
@@ -120,14 +120,14 @@ def ablated(input_norm: bool, depth_scaling: bool) -> str:
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset(
+        GridPreset(
             "lr",
             "Learning rates: perplexity of 1.3B parameters after 100B tokens.",
             ("pre", "post", "deepnorm", "residual_dual", "hybrid", "span", "hyper", SIAMESE),
             (4e-3, 1e-2, 2e-2),
             _lr_table(),
         ),
-        Preset(
+        GridPreset(
             "depth",
             "Depth at a fixed number of parameters: perplexity of 390M after 12B tokens at lr 1e-3.",
             ("pre", SIAMESE),
@@ -135,7 +135,7 @@ PRESETS = {
             _depth_table(),
             depths=DEPTHS,
         ),
-        Preset(
+        GridPreset(
             "warmup",
             "Warm-up: siamese trains with none, HybridNorm diverges at 300 steps (ours has a hundredth of the steps).",
             ("pre", "hybrid", SIAMESE),
@@ -146,14 +146,14 @@ PRESETS = {
             ),
             sets=("warmup=0,3,20",),
         ),
-        Preset(
+        GridPreset(
             "ablation",
             "Input norm and depth scaling, each on and off: perplexity of 1.3B after 100B tokens at lr 1e-3.",
             (*(ablated(norm, scaling) for norm in (False, True) for scaling in (False, True)), *SINGLE),
             (1e-2,),
             _ablation_table(),
         ),
-        Preset(
+        GridPreset(
             "arithmetic",
             "Arithmetic: accuracy with four choices (chance .25) of 1.3B after 100B tokens, usual and bold rate.",
             ("pre", SIAMESE),
@@ -169,7 +169,7 @@ PRESETS = {
             recipe="arithmetic-tiny",
             metric="arithmetic",
         ),
-        Preset(
+        GridPreset(
             "streams",
             "The two streams at the end of 1.3B parameters after 100B tokens: mean gain of each, and how often each "
             "alone predicts what both do.",
@@ -186,8 +186,8 @@ PRESETS = {
 }
 
 
-def find_preset(name: str) -> Preset:
+def find_preset(name: str) -> GridPreset:
     """The preset of a name."""
     if name not in PRESETS:
-        raise ConfigError(f"--preset: {name!r} is not known; it takes one of {', '.join(PRESETS)}")
+        raise ConfigError.unknown("--preset", name, PRESETS)
     return PRESETS[name]

@@ -25,9 +25,9 @@ from typing import Any
 from siamesenorm.data.reading import reason_of
 from siamesenorm.data.removal import remove_file, scratch_folder
 from siamesenorm.data.replacement import Replacement
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.cell import CellOrder, run_cell
 from siamesenorm.lab.compare.runner import DONE, CellProgress, GridWatcher, Stopping
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import CONFIG, FOLDERS, OWN
 
 SECONDS = 0.5
@@ -46,7 +46,7 @@ CURRENT = "ray_current_cluster"
 def check_ray() -> None:
     """Raise if it is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("--engine: 'ray' needs the package 'ray'; install it with pip install 'siamesenorm[ray]'")
+        raise ConfigError.missing_package("--engine: 'ray'", "ray", "ray")
 
 
 class RayEngine:
@@ -90,8 +90,8 @@ class RayEngine:
                     running[task.remote(order, packed(progress.folder), str(mark))] = progress
                     progress.state = "running"
                     watcher.changed(progress)
-                if stop.asked and not stop.told:
-                    stop.told = True
+                if stop.asked and not stop.passed_on:
+                    stop.passed_on = True
                     for reference in running:
                         self.ray.cancel(reference, force=False)  # an interrupt in the worker, which saves
                 ended, _ = self.ray.wait(list(running), timeout=SECONDS) if running else ([], None)

@@ -16,12 +16,11 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.workers import start_fork_server
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.lab.compare.cell import CellOrder, run_cell, work
 from siamesenorm.lab.compare.grid import Cell, fingerprint
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.provenance import cores, threads_asked_for
@@ -122,7 +121,7 @@ class LocalEngine:
 
     def __init__(self, jobs: int, threads: int | None = None, gpus: int = 0, model: str | None = None) -> None:
         if jobs < 1:
-            raise ConfigError(f"--jobs: {jobs} is not allowed; it takes 1 or more")
+            raise ConfigError.not_allowed("--jobs", jobs, "1 or more")
         self.jobs, self.gpus, self.model = jobs, gpus, model
         self.threads = threads or threads_asked_for() or max(1, cores() // jobs)
         self.context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
@@ -143,8 +142,8 @@ class LocalEngine:
                     while waiting and len(running) < self.jobs and not stop.asked:
                         slot = min(set(range(self.jobs)) - {taken for *_, taken in running.values()})
                         running.update([self._start(waiting.pop(0), slot, provenance)])
-                    if stop.asked and not stop.told:
-                        stop.told = True
+                    if stop.asked and not stop.passed_on:
+                        stop.passed_on = True
                         for process, *_ in running.values():
                             process.terminate()
                     for pipe in connection.wait(list(running), timeout=0.25):
@@ -231,4 +230,4 @@ class ThisProcess:
 class Stopping(Interruption):
     """The first Ctrl-C, SIGTERM or SIGHUP asks to stop, and the cells are told; a second Ctrl-C ends at once."""
 
-    told = False
+    passed_on = False

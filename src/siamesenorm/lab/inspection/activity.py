@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from siamesenorm.lab.inspection.probe import Probe, Series, Sight, wide
-from siamesenorm.lab.inspection.result import Peak
+from siamesenorm.lab.inspection.result import ActivationPeak
 from siamesenorm.residual import Link, Place
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.flow import Streams
@@ -40,21 +40,21 @@ class Peaks(Probe):
 
     def __init__(self, sight: Sight) -> None:
         super().__init__(sight)
-        self.found: Series[Peak] = Series()
+        self.found: Series[ActivationPeak] = Series()
 
     def at_depth(self, depth: int, streams: Streams) -> None:
         """Sizes and places."""
         for name, rows in self.sight.rows(streams).items():
             self.found.put(name, depth, self.peak(rows.float().abs()))
 
-    def peak(self, sizes: Tensor) -> Peak:
+    def peak(self, sizes: Tensor) -> ActivationPeak:
         """Of |activations| (tokens, dim)."""
         largest, median = float(sizes.max()), float(sizes.median())
         massive = int((sizes > max(MASSIVE, MASSIVE_MEDIANS * median)).sum())
         dims = sizes.amax(0).topk(min(PLACES, sizes.shape[1])).indices
         tokens = sizes.amax(1).topk(min(PLACES, sizes.shape[0])).indices
         places = tuple(tuple(place) for place in self.sight.places(tokens).tolist())
-        return Peak(largest=largest, median=median, massive=massive, dims=tuple(dims.tolist()), tokens=places)
+        return ActivationPeak(largest=largest, median=median, massive=massive, dims=tuple(dims.tolist()), tokens=places)
 
 
 class Updates(Probe):

@@ -20,8 +20,8 @@ import torch
 from pydantic import Field, JsonValue, ValidationError
 from torch import Tensor, nn
 
-from siamesenorm.lab.inspection.errors import InspectionError
-from siamesenorm.lab.inspection.result import Number, Numbers, Part
+from siamesenorm.errors import InspectionError
+from siamesenorm.lab.inspection.result import Number, Numbers, ResultPart
 from siamesenorm.lab.inspection.watch import replaced
 from siamesenorm.models.stack import Block, Context, Stack
 from siamesenorm.residual.flow import Streams
@@ -40,7 +40,7 @@ OUTPUT, HIDDEN = "output", "hidden"
 Kind = Literal["stream", "sublayer", "hidden", "output"]
 
 
-class Coordinate(Part):
+class Coordinate(ResultPart):
     """One quantity, in models of every size."""
 
     name: str
@@ -69,7 +69,7 @@ class Coordinate(Part):
         return [(name, slope) for name, slope in found.items() if not lowest <= slope <= FLAT]
 
 
-class Axis(Part):
+class Axis(ResultPart):
     """Models that differ in width or in depth alone."""
 
     direction: Direction
@@ -90,7 +90,7 @@ class Axis(Part):
         return max(found, key=lambda entry: abs(entry[1]), default=None)
 
 
-class Coordinates(Part):
+class Coordinates(ResultPart):
     """A whole check."""
 
     source: dict[str, JsonValue] = Field(default_factory=dict)

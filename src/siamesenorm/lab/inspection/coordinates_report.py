@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from siamesenorm.data.atomic import write_texts
+from siamesenorm.errors import InspectionError
 from siamesenorm.lab.compare.axes import parse_numbers
 from siamesenorm.lab.drawing.page import Page
 from siamesenorm.lab.inspection.coordinates import FLAT, Axis, Coordinates, check_coordinates
-from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.figures import DASH, Plot, layout, trace
 from siamesenorm.lab.inspection.terminal import number
 from siamesenorm.models.stack import Stack
@@ -42,7 +42,7 @@ def check_recipe(
     task = find_task(config.task)(config)
     model = task.build_model()
     if not isinstance(model, Stack):
-        raise InspectionError(f"--coordinates: {recipe!r} is not allowed; it takes recipes of models on a topology")
+        raise InspectionError.not_allowed("--coordinates", recipe, "recipes of models on a topology")
     loader = task.loader(rank=0, world_size=1, sample=0, pin_memory=False)
     try:
         batches = [next(loader) for _ in range(steps)]
@@ -66,9 +66,7 @@ def parse_multiples(text: str, option: str) -> tuple[int, ...]:
     """``1,2,4``: whole numbers from 1, in order, each once."""
     found: tuple[int, ...] = parse_numbers([text], option, int)
     if any(not 1 <= multiple <= LARGEST for multiple in found) or list(found) != sorted(set(found)):
-        raise InspectionError(
-            f"{option}: {text!r} is not allowed; it takes rising whole numbers from 1 to {LARGEST}, such as 1,2,4"
-        )
+        raise InspectionError.not_allowed(option, text, f"rising whole numbers from 1 to {LARGEST}, such as 1,2,4")
     return found
 
 

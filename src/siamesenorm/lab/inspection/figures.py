@@ -18,6 +18,8 @@ from siamesenorm.lab.inspection.terminal import number, some, token
 
 Values = Sequence[float | None]
 DASH = "dot"
+WIDE = 10
+"""Largest over smallest value from which an axis is logarithmic; below, such an axis would have one or two marks."""
 FEW = 12
 """Places on an axis that all have a number."""
 LINES = 10
@@ -175,10 +177,15 @@ def layout(x: str, y: str, places: int, *, log: bool = False, **more: Any) -> Fi
 
 
 def lines(x: Sequence[Any], series: dict[str, Any], x_title: str, y_title: str, *, log: bool = False) -> Figure:
-    """A line a stream; logarithmic where all values allow it."""
-    positive = all(value is None or value > 0 for values in series.values() for value in values)
+    """A line a stream; logarithmic where asked for, if the values ask for it too."""
     data = [trace(name, x, values, color) for color, (name, values) in enumerate(series.items())]
-    return {"data": data, "layout": layout(x_title, y_title, len(x), log=log and positive)}
+    return {"data": data, "layout": layout(x_title, y_title, len(x), log=log and wide(data))}
+
+
+def wide(data: Sequence[Figure]) -> bool:
+    """Whether a logarithmic axis shows lines better: all above zero, a factor of `WIDE` and more between them."""
+    values = [value for line in data for value in line["y"] if value is not None]
+    return bool(values) and min(values) > 0 and max(values) >= WIDE * min(values)
 
 
 def updates(found: Inspection) -> Figure:
@@ -264,7 +271,7 @@ def similarity(found: Inspection, name: str) -> Figure:
 
 
 def peaks(found: Inspection) -> Figure:
-    """Largest and median sizes on a logarithmic axis."""
+    """Largest and median sizes."""
     data: list[Figure] = []
     for color, name in enumerate(some(found.streams, LINES)):
         entries = [(depth, peak) for depth, peak in enumerate(found.peaks[name]) if peak is not None]
@@ -276,5 +283,4 @@ def peaks(found: Inspection) -> Figure:
         ]
         median = trace(f"{name} median", places, [peak.median for _, peak in entries], color, DASH)
         data += [largest, median]
-    positive = all(value is None or value > 0 for line in data for value in line["y"])
-    return {"data": data, "layout": layout("depth", "|activation|", len(depths(found)), log=positive)}
+    return {"data": data, "layout": layout("depth", "|activation|", len(depths(found)), log=wide(data))}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.errors import InspectionError
 from siamesenorm.lab.inspection.subject import LossFunction
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.vit import VisionTransformer

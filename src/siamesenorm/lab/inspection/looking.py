@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from siamesenorm.data.reading import MissingError, read_bytes
 from siamesenorm.lab.inspection import Inspection, InspectionError
 from siamesenorm.lab.inspection import inspect as measure
-from siamesenorm.lab.inspection.report import JSON, write_report
-from siamesenorm.lab.inspection.source import Source, open_source
+from siamesenorm.lab.inspection.page import JSON, write_report
+from siamesenorm.lab.inspection.source import InspectionSource, open_inspected
 from siamesenorm.lab.inspection.spikes import spikes_of_run
 from siamesenorm.residual import Topology
 from siamesenorm.terminal import progress_bar
@@ -62,10 +62,10 @@ def inspect(
         raise InspectionError(f"model: a {kind} is not allowed; it takes an nn.Module, or the folder of a run")
     if batch is not None or loss is not None or head is not None or topology is not None:
         raise InspectionError("batch: is not allowed with a folder, which has its own; it takes text= and tokens=")
-    return look_inside(open_source(Path(model), None if text is None else Path(text), tokens), removal)
+    return look_inside(open_inspected(Path(model), None if text is None else Path(text), tokens), removal)
 
 
-def look_inside(source: Source, removal: bool = True, console: Console | None = None) -> Inspection:
+def look_inside(source: InspectionSource, removal: bool = True, console: Console | None = None) -> Inspection:
     """The inspection of what a folder holds, with its progress on a console, and where it comes from."""
     with progress_bar(console or Console(quiet=True), "passes") as progress:
         found = measure(source.model, source.batch, loss=source.loss, removal=removal, progress=progress)
@@ -85,4 +85,4 @@ def inspection_of(run: Path) -> Inspection | None:
 def inspect_runs(runs: Iterable[Path], console: Console | None = None) -> None:
     """Look inside runs, all but removals, and leave what is found in their folders."""
     for run in runs:
-        write_report(look_inside(open_source(run, None, TOKENS), removal=False, console=console), run / FOLDER)
+        write_report(look_inside(open_inspected(run, None, TOKENS), removal=False, console=console), run / FOLDER)

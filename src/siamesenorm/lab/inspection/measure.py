@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from siamesenorm.errors import InspectionError
 from siamesenorm.lab.inspection.activity import Magnitude, Peaks, Updates
 from siamesenorm.lab.inspection.collapse import StreamCollapse
-from siamesenorm.lab.inspection.errors import InspectionError
 from siamesenorm.lab.inspection.gradients import Gradients
 from siamesenorm.lab.inspection.lens import Lens
 from siamesenorm.lab.inspection.logits import AttentionLogits
@@ -56,7 +56,7 @@ def inspect(
     residual = find_residual(model) if topology is None else topology
     subject = make_subject(model, batch, loss, head)
     with at_rest(model), subject.asked():
-        record = Record(residual, subject)
+        record = PassRecorder(residual, subject)
         with torch.enable_grad(), watched(residual, record), record.logits:
             total = subject.run()
         record.check_complete()
@@ -92,7 +92,7 @@ def topology_text(topology: Topology, model: nn.Module) -> str:
     return str(getattr(getattr(model, "config", None), "topology", topology.name))
 
 
-class Record(Watcher):
+class PassRecorder(Watcher):
     """Sends the moments of one pass to every measurement."""
 
     def __init__(self, topology: Topology, subject: Subject) -> None:

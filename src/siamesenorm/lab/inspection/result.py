@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
-from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.errors import InspectionError
 
 VERSION = 1
 
@@ -26,13 +26,13 @@ Numbers = tuple[Number, ...]
 ByStream = dict[str, Numbers]
 
 
-class Part(BaseModel):
+class ResultPart(BaseModel):
     """Unknown fields are refused; nothing changes afterwards."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Sublayer(Part):
+class Sublayer(ResultPart):
     """Where a sublayer stands."""
 
     index: int
@@ -45,7 +45,7 @@ class Sublayer(Part):
         return f"{self.block} {self.kind}"
 
 
-class Peak(Part):
+class ActivationPeak(ResultPart):
     """The largest activation of a stream at a depth, and where the large ones are."""
 
     largest: Number
@@ -65,7 +65,7 @@ class Peak(Part):
         return self.largest / self.median if self.largest is not None and self.median else None
 
 
-class Mixture(Part):
+class Mixture(ResultPart):
     """How streams come together, at a sublayer's reading or at the end."""
 
     gains: dict[str, Number] | None = None
@@ -76,7 +76,7 @@ class Mixture(Part):
     """The rms of what each stream adds, as shares of their sum, on this batch."""
 
 
-class LogitLens(Part):
+class LogitLens(ResultPart):
     """How often a stream alone predicts, at a depth, what the model predicts at its end."""
 
     tokens: int
@@ -87,7 +87,7 @@ class LogitLens(Part):
     """All streams through the model's end, then the head: 1 at the last depth."""
 
 
-class Similarity(Part):
+class Similarity(ResultPart):
     """Linear CKA (arXiv 1905.00414) between the streams before the first and behind every block."""
 
     tokens: int
@@ -98,7 +98,7 @@ class Similarity(Part):
     """How many different representations the stream takes: the Vendi score (arXiv 2210.02410) of its CKA matrix."""
 
 
-class Removal(Part):
+class Removal(ResultPart):
     """How much the loss rises when outputs are replaced by zero."""
 
     loss: Number
@@ -107,7 +107,7 @@ class Removal(Part):
     blocks: Numbers
 
 
-class Writers(Part):
+class Writers(ResultPart):
     """Who has put what a reader sees: shares of the embedding and of every sublayer before it."""
 
     tokens: int
@@ -118,7 +118,7 @@ class Writers(Part):
     """By reader: what no writer has put there, such as biases; the shares and this sum to one."""
 
 
-class Collapse(Part):
+class Collapse(ResultPart):
     """Whether several streams have become one."""
 
     largest: Numbers
@@ -127,7 +127,7 @@ class Collapse(Part):
     """By depth: mean cosine of all pairs of streams, mean over tokens."""
 
 
-class Spikes(Part):
+class Spikes(ResultPart):
     """Steps of training whose loss lies above the median of the 201 steps around them by more than .1."""
 
     counted: int
@@ -138,7 +138,7 @@ class Spikes(Part):
     steps: tuple[int, ...]
 
 
-class Inspection(Part):
+class Inspection(ResultPart):
     """Everything that `inspect` measures."""
 
     version: int = VERSION
@@ -159,7 +159,7 @@ class Inspection(Part):
     """By sublayer: the same at its output."""
     updates: ByStream
     """By sublayer: rms of what its output changes in the stream / rms of the stream with an output of zero."""
-    peaks: dict[str, tuple[Peak | None, ...]]
+    peaks: dict[str, tuple[ActivationPeak | None, ...]]
     """By depth."""
     reads: tuple[Mixture, ...]
     """By sublayer."""
@@ -199,7 +199,7 @@ class Inspection(Part):
         """One of the plots, which shows itself in a notebook."""
         known = self.figures
         if name not in known:
-            raise InspectionError(f"plot: {name!r} is not known; it takes one of {', '.join(known)}")
+            raise InspectionError.unknown("plot", name, known)
         return known[name]
 
     def _repr_html_(self) -> str:

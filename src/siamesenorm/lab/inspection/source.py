@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,19 @@ from torch import Tensor, nn
 
 from siamesenorm.data import ValidationData
 from siamesenorm.data.embedded import embedded_tokens
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.packing import make_batch
-from siamesenorm.data.reading import read_json, read_object
-from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
+from siamesenorm.data.reading import read_object
+from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
-from siamesenorm.interop.foreign_folder import read_by_others, whole
-from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.errors import DataError, InspectionError
 from siamesenorm.lab.inspection.image_source import open_images_of
 from siamesenorm.lab.inspection.subject import LossFunction
+from siamesenorm.language_folder import OURS, open_model_folder
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks.corpora import open_held_out
 from siamesenorm.train.folder import CONFIG, RunFolder
 from siamesenorm.train.trained import open_language_model
 
-MODEL_TYPE = "siamesenorm"
 LONGEST = 1024
 """Tokens of a sequence where the folder does not say how the model was trained."""
 BYTES_PER_TOKEN = 64
@@ -38,7 +35,7 @@ EMBEDDED_TEXT = "python-docs"
 
 
 @dataclass(frozen=True)
-class Source:
+class InspectionSource:
     """A model, a batch of text or images, and what both are."""
 
     model: nn.Module
@@ -61,13 +58,13 @@ class Opened:
     facts: dict[str, Any]
 
 
-def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
+def open_inspected(folder: Path, text: Path | None, tokens: int) -> InspectionSource:
     """The model in a folder and about so many tokens of a text file, or of the text the model was validated on."""
     task = RunFolder(folder).config().task if (folder / CONFIG).is_file() else "language"
     if task != "language":
         if text is not None:
             raise InspectionError(f"--text: {str(text)!r} is not allowed; the run in {str(folder)!r} reads images")
-        return Source(*open_images_of(folder, task, tokens))
+        return InspectionSource(*open_images_of(folder, task, tokens))
     found = open_folder(folder)
     if text is not None:
         texts = [read_text(text, found.tokenizer, tokens)]
@@ -92,7 +89,7 @@ def open_source(folder: Path, text: Path | None, tokens: int) -> Source:
         "ids_sha256": hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest(),
         "device": device.type,
     }
-    return Source(found.model.to(device), batch, facts)
+    return InspectionSource(found.model.to(device), batch, facts)
 
 
 def open_folder(folder: Path) -> Opened:
@@ -105,7 +102,7 @@ def open_folder(folder: Path) -> Opened:
         return _open_huggingface(folder)
     raise InspectionError(
         f"run: {str(folder)!r} is neither a run, which has a {CONFIG}, nor an exported model, whose config.json says "
-        f"model_type {MODEL_TYPE!r}"
+        f"model_type {OURS!r}"
     )
 
 
@@ -126,41 +123,17 @@ def _open_run(folder: Path) -> Opened:
 def is_huggingface(folder: Path) -> bool:
     """Whether a folder holds a model that this package exported."""
     try:
-        return read_object(folder / "config.json", "run", strict=False).get("model_type") == MODEL_TYPE
+        return read_object(folder / "config.json", "run", strict=False).get("model_type") == OURS
     except DataError:
         return False
 
 
 def _open_huggingface(folder: Path) -> Opened:
-    try:
-        package: Any = importlib.import_module("siamesenorm.interop.huggingface")
-    except ImportError:
-        raise InspectionError(
-            f"run: {str(folder)!r} is a Hugging Face folder and needs the package 'transformers'; "
-            f"install it with pip install 'siamesenorm[hf]'"
-        ) from None
-    with read_by_others("run", folder):
-        options = {"local_files_only": True, "output_loading_info": True}
-        loaded = whole(package.SiameseNormForCausalLM.from_pretrained(str(folder), **options))
-        model: LanguageModel = package.to_language_model(loaded).float().eval()
-    if (folder / FILE).is_file():
-        tokenizer = load_tokenizer(folder / FILE, _end_token(folder))
-    elif model.config.vocab_size == ByteTokenizer.vocab_size:
-        tokenizer = ByteTokenizer()
-    else:
+    model, tokenizer = open_model_folder(folder, "run")
+    if tokenizer is None and model.config.vocab_size != ByteTokenizer.vocab_size:
         raise InspectionError(f"run: {str(folder)!r} has no {FILE} to read a text with")
-    facts = {"kind": "huggingface", "folder": str(folder)}
-    return Opened(model, tokenizer, min(model.config.max_length, LONGEST), False, None, facts)
-
-
-def _end_token(folder: Path) -> str | None:
-    """The token that ends a document, as tokenizer_config.json names it: as text, or as an object with its text."""
-    try:
-        token = read_json(folder / "tokenizer_config.json", "run", strict=False)["eos_token"]
-    except (DataError, LookupError, TypeError):
-        return None
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else None
+    facts, length = {"kind": "huggingface", "folder": str(folder)}, min(model.config.max_length, LONGEST)
+    return Opened(model.eval(), tokenizer or ByteTokenizer(), length, False, None, facts)
 
 
 def read_text(file: Path, tokenizer: Tokenizer, tokens: int) -> Tokens:
@@ -169,7 +142,7 @@ def read_text(file: Path, tokenizer: Tokenizer, tokens: int) -> Tokens:
         with open(file, "rb") as opened:
             raw = opened.read(BYTES_PER_TOKEN * tokens)
     except OSError as error:
-        raise DataError(f"text: {str(file)!r} cannot be read: {error.strerror or error}") from None
+        raise DataError.failed("text", file, "read", error) from None
     try:
         # A sign that is cut off at the end of what was read is left out.
         text = codecs.getincrementaldecoder("utf-8")().decode(raw, final=len(raw) < BYTES_PER_TOKEN * tokens)

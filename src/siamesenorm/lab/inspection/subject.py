@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.data.packing import IGNORED
-from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.errors import InspectionError
 from siamesenorm.lab.inspection.watch import replaced
 from siamesenorm.layers.cross_entropy import chunk_tokens, linear_cross_entropy
 from siamesenorm.models.lm import LanguageModel

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.lab.inspection.errors import InspectionError
+from siamesenorm.errors import InspectionError
 from siamesenorm.residual import Link, Place, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.flow import Streams

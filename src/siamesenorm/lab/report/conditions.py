@@ -51,14 +51,14 @@ class Conditions:
     @property
     def amount(self) -> str:
         """``16,384 tokens``."""
-        return self._told(self.of)
+        return self._count_text(self.of)
 
     @property
     def size(self) -> str:
         """``16,384 held-out tokens``."""
-        return self._told(f"{self.held_out}{self.of}")
+        return self._count_text(f"{self.held_out}{self.of}")
 
-    def _told(self, what: str) -> str:
+    def _count_text(self, what: str) -> str:
         if not self.sizes:
             return f"{what} (how many is not recorded)"
         counts = dict.fromkeys(f"{size:,}" for size in (self.sizes[0], self.sizes[-1]))

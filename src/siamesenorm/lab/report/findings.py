@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from siamesenorm.lab.compare.presets import Preset
+from siamesenorm.lab.compare.presets import GridPreset
 from siamesenorm.lab.report.records import Records
 from siamesenorm.lab.report.statistics import Analysis, analyse
 from siamesenorm.lab.report.verdict import verdict
@@ -17,7 +17,7 @@ BESIDE = ("accuracy", "frechet")
 """What people ask for beside the metric that decides, where runs have it."""
 
 
-class Part(NamedTuple):
+class PartVerdict(NamedTuple):
     """The runs of one optimiser and choice of parameters, and what they say."""
 
     training: str
@@ -35,7 +35,7 @@ class Findings:
     folder: Path
     """Where the report lies."""
     title: str = ""
-    preset: Preset | None = None
+    preset: GridPreset | None = None
 
     @property
     def heading(self) -> str:
@@ -44,13 +44,13 @@ class Findings:
         return self.title or (f"{len(names)} residual topologies compared" if len(names) > 1 else names[0])
 
     @functools.cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PartVerdict]:
         """The verdict on every optimiser and choice of parameters."""
         kinds = self.records.trainings
         if len(kinds) == 1:
-            return [Part("", self.analysis, verdict(self.analysis))]
+            return [PartVerdict("", self.analysis, verdict(self.analysis))]
         analyses = {kind: self.analysis.within(settings) for kind, settings in kinds.items()}
-        return [Part(kind, part, verdict(part)) for kind, part in analyses.items()]
+        return [PartVerdict(kind, part, verdict(part)) for kind, part in analyses.items()]
 
     @property
     def sentences(self) -> list[str]:

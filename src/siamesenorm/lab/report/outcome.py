@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.lab.compare.presets import PRESETS, Preset
+from siamesenorm.lab.compare.presets import PRESETS, GridPreset
 from siamesenorm.lab.drawing.page import as_figures, escape, html_table
 from siamesenorm.lab.report.files import HTML, run_row, write_report
 from siamesenorm.lab.report.findings import Findings
@@ -132,7 +132,7 @@ def read_comparison(
     title: str = "",
     metric: str | None = None,
     baseline: str | None = None,
-    preset: Preset | None = None,
+    preset: GridPreset | None = None,
     complete: bool = True,
     failed: tuple[str, ...] = (),
 ) -> Comparison:

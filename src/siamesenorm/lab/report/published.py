@@ -8,11 +8,11 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from siamesenorm.lab.compare.presets import Preset, Published
+from siamesenorm.lab.compare.presets import GridPreset, Published
 from siamesenorm.lab.inspection.looking import inspection_of
 from siamesenorm.lab.report.findings import Findings
 from siamesenorm.lab.report.sentences import place_text, what_is_shown
-from siamesenorm.lab.report.statistics import Place
+from siamesenorm.lab.report.statistics import SeedScores
 
 HEADERS = ("paper's setting", "topology", "published", "ours", "our setting")
 
@@ -35,7 +35,7 @@ def published_rows(found: Findings) -> list[dict[str, Any]]:
     return rows
 
 
-def _ours(found: Findings, figure: Published, place: Place) -> str | None:
+def _ours(found: Findings, figure: Published, place: SeedScores) -> str | None:
     """Our figure with its spread over seeds."""
     if figure.inside is None:
         return place_text(place)
@@ -69,7 +69,7 @@ def published_texts(found: Findings) -> list[tuple[str, ...]]:
     ]
 
 
-def about(found: Findings, preset: Preset) -> str:
+def about(found: Findings, preset: GridPreset) -> str:
     """What the two columns of numbers are."""
     shown = "mean ± standard deviation over seeds" if preset.looks_inside else what_is_shown(found.analysis)
     return f"{preset.about} arXiv 2602.08064; one run a cell, no spread. Ours: {shown}."

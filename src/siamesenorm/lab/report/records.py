@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.listing import walk
 from siamesenorm.data.reading import read_model
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.lab.compare.grid import GRID, OPTIMIZER, OWN_OPTIONS, PARAMETERS, OnAxes, short_name
 from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.divergence import LEARNT
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.facts import read_facts
 from siamesenorm.train.folder import CONFIG, AsWritten, RunFolder, read_metrics
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from siamesenorm.lab.compare.grid import short_name
 from siamesenorm.lab.report.records import Records
-from siamesenorm.lab.report.statistics import Analysis, Place
+from siamesenorm.lab.report.statistics import Analysis, SeedScores
 from siamesenorm.train.config import RunConfig
 
 MOST_VALUES = 6
@@ -20,7 +20,7 @@ def what_is_shown(analysis: Analysis) -> str:
     return f"{found.held_out}{analysis.metric} on {found.amount}, {spread}"
 
 
-def place_text(place: Place | None) -> str:
+def place_text(place: SeedScores | None) -> str:
     """``1.643 ± 0.004``, ``diverged``, ``1.643 (1 of 3 diverged)``."""
     if place is None:
         return "–"

@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.report.conditions import Conditions, conditions
 from siamesenorm.lab.report.cost import Cost, costs
 from siamesenorm.lab.report.records import Records
 from siamesenorm.lab.report.student import CONFIDENCE, Interval, holm, paired
 from siamesenorm.tasks import find_task
-from siamesenorm.train.errors import ConfigError
 
 NEAR = 0.02
 """A learning rate is near the best where the metric is within this share of it."""
@@ -26,7 +26,7 @@ WORST = ("diverged", "stuck")
 
 
 @dataclass(frozen=True)
-class Place:
+class SeedScores:
     """The seeds of one topology at one learning rate."""
 
     topology: str
@@ -118,7 +118,7 @@ class Analysis:
     baseline: str
     confidence: float
     conditions: Conditions
-    places: tuple[Place, ...]
+    places: tuple[SeedScores, ...]
     ranges: tuple[Range, ...]
     same_lr: tuple[PairedComparison, ...]
     """At every learning rate that both took."""
@@ -126,7 +126,7 @@ class Analysis:
     """Each at its own best learning rate."""
     costs: tuple[Cost, ...]
 
-    def place(self, topology: str, setting: str, lr: float) -> Place | None:
+    def place(self, topology: str, setting: str, lr: float) -> SeedScores | None:
         """The seeds of one topology at one learning rate, if there are any."""
         found = (p for p in self.places if (p.topology, p.setting, p.lr) == (topology, setting, lr))
         return next(found, None)
@@ -151,7 +151,7 @@ def choose_metric(records: Records, wanted: str | None) -> tuple[str, bool]:
     if wanted is None:
         wanted = "loss" if "loss" in names or not names else next(iter(names))
     elif wanted not in names:
-        raise ConfigError(f"--metric: {wanted!r} is not known; it takes one of {', '.join(names) or 'none'}")
+        raise ConfigError.unknown("--metric", wanted, names)
     return wanted, names.get(wanted, False)
 
 
@@ -192,13 +192,13 @@ def analyse(records: Records, *, metric: str | None = None, baseline: str | None
     )
 
 
-def _places(records: Records, metric: str) -> list[Place]:
-    found: dict[tuple[str, str, float], Place] = {}
+def _places(records: Records, metric: str) -> list[SeedScores]:
+    found: dict[tuple[str, str, float], SeedScores] = {}
     order = [(s, t, lr) for s in records.groups for t in records.topologies for lr in records.lrs]
     runs = sorted(records.runs, key=lambda r: order.index((records.setting(r), r.topology, r.lr)))
     for run in runs:
         key = (run.topology, records.setting(run), run.lr)
-        place = found.setdefault(key, Place(*key, scores={}, failed={}))
+        place = found.setdefault(key, SeedScores(*key, scores={}, failed={}))
         score = run.score(metric)
         if score is not None and math.isfinite(score):
             place.scores[run.seed] = score
@@ -209,7 +209,7 @@ def _places(records: Records, metric: str) -> list[Place]:
     return list(found.values())
 
 
-def _worst(records: Records, setting: str, metric: str, places: Iterable[Place], sign: int) -> float | None:
+def _worst(records: Records, setting: str, metric: str, places: Iterable[SeedScores], sign: int) -> float | None:
     """What a run that diverged counts as: no better than any that reached its end, nor than knowing nothing."""
     known = [score for place in places for score in place.scores.values()]
     if metric == "loss":
@@ -217,7 +217,7 @@ def _worst(records: Records, setting: str, metric: str, places: Iterable[Place],
     return sign * max(sign * score for score in known) if known else None
 
 
-def _rate(found: Range, places: Mapping[tuple[str, float], Place], worst: float | None, sign: int) -> float:
+def _rate(found: Range, places: Mapping[tuple[str, float], SeedScores], worst: float | None, sign: int) -> float:
     """The learning rate that a topology is compared at: its best, or where it is least lost if it is stable nowhere."""
     if found.best is not None:
         return found.best
@@ -229,7 +229,7 @@ def _rate(found: Range, places: Mapping[tuple[str, float], Place], worst: float 
     return min(found.tried, key=loss)
 
 
-def _range(topology: str, setting: str, places: Sequence[Place], sign: int) -> Range:
+def _range(topology: str, setting: str, places: Sequence[SeedScores], sign: int) -> Range:
     mine = [p for p in places if (p.topology, p.setting) == (topology, setting)]
     stable = [p for p in mine if p.stable]
     means = {p.lr: sign * p.mean for p in stable if p.mean is not None}
@@ -247,7 +247,7 @@ def _range(topology: str, setting: str, places: Sequence[Place], sign: int) -> R
 
 
 def compare_places(
-    one: Place | None, other: Place | None, worst: float | None, confidence: float = CONFIDENCE
+    one: SeedScores | None, other: SeedScores | None, worst: float | None, confidence: float = CONFIDENCE
 ) -> PairedComparison | None:
     """Seed by seed; None where no seed of both has a number on at least one side."""
     if one is None or other is None:

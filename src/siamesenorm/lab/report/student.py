@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class Interval:
             return None
         if not self.deviation:
             return 0.0 if self.mean else 1.0
-        t, freedom = self.mean / self.deviation * math.sqrt(self.count), self.count - 1
-        return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+        return 1 - between(self.mean / self.deviation * math.sqrt(self.count), self.count - 1)
 
 
 def paired(differences: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
@@ -82,35 +80,15 @@ def quantile(probability: float, freedom: int) -> float:
 
 def cumulative(t: float, freedom: int) -> float:
     """How much of Student's t distribution lies below t."""
-    tail = incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
-    return 1 - tail if t >= 0 else tail
+    return 0.5 + math.copysign(between(t, freedom), t) / 2
 
 
-def incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by Lentz's continued fraction."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):
-        return 1 - incomplete_beta(1 - x, b, a)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x) - math.log(a)
-    )
-    fraction, c, d = 1.0, 1.0, 0.0
-    for step in range(400):
-        m = step // 2
-        if step == 0:
-            term = 1.0
-        elif step % 2 == 0:
-            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        else:
-            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1 / _away_from_zero(1 + term * d)
-        c = _away_from_zero(1 + term / c)
-        fraction *= c * d
-        if abs(1 - c * d) < 1e-15:
-            break
-    return front * (fraction - 1)
-
-
-def _away_from_zero(value: float) -> float:
-    return value if abs(value) > TINY else TINY
+def between(t: float, freedom: int) -> float:
+    """How much of it lies between -t and t: a finite sum, as degrees of freedom are whole (Abramowitz, Stegun 26.7)."""
+    angle, odd = math.atan(abs(t) / math.sqrt(freedom)), freedom % 2
+    term = total = math.cos(angle) * (freedom > 1) if odd else 1.0
+    for place in range(2 + odd, freedom - 1, 2):
+        term *= (place - 1) / place * math.cos(angle) ** 2
+        total += term
+    found = math.sin(angle) * total
+    return min(1.0, (angle + found) * 2 / math.pi if odd else found)

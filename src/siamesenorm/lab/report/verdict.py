@@ -56,7 +56,7 @@ def _compared(analysis: Analysis, c: PairedComparison) -> str:
     unit = f" {analysis.unit}" if analysis.unit else ""
     side = "better" if (c.difference.mean > 0) == analysis.higher_is_better else "worse"
     size, rates, where = f"{abs(c.difference.mean):.4g}{unit}", _rates_of(analysis, c), _where(c.setting)
-    scores = f"{c.score:.4g} against {c.baseline_score:.4g}"
+    scores = f"{c.score:#.4g} against {c.baseline_score:#.4g}"
     if c.difference.low is None or c.difference.high is None:
         return f"{where}{c.topology} ends {size} {side} than {c.baseline} ({scores}), {rates}, in one seed{_lost(c)}."
     interval = interval_text(c.difference)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from siamesenorm.lab.report.statistics import PairedComparison, Place, compare_places, corrected
+from siamesenorm.lab.report.statistics import PairedComparison, SeedScores, compare_places, corrected
 from siamesenorm.lab.study.cells import StudyCell, cells_of, counts_of, winner
 from siamesenorm.lab.study.law import Law, Speedup, fit_law, left_out, speedup
-from siamesenorm.lab.study.plan import LR, Part, Plan, PlanFile
+from siamesenorm.lab.study.plan import LR, PlanFile, StudyPart, StudyPlan
 from siamesenorm.lab.study.record import WORST, Record
 
 FLOPS = 6
@@ -53,7 +53,7 @@ class ArmResult:
     """The winner's drawn fields, once the search is complete."""
     best_of: tuple[float, ...]
     """Expected best number after 1, 2, … configurations."""
-    place: Place
+    place: SeedScores
     """Fresh seeds."""
     comparison: PairedComparison | None = None
     sensitivity: float | None = None
@@ -73,7 +73,7 @@ class ArmResult:
 class PartResult:
     """What is known of a part."""
 
-    part: Part
+    part: StudyPart
     done: int
     of: int
     worst: float | None
@@ -128,7 +128,7 @@ def analyse_study(file: PlanFile, records: Mapping[str, Record]) -> StudyResult:
     return StudyResult(tuple(parts), tuple(laws.values()))
 
 
-def analyse_part(file: PlanFile, part: Part, records: Mapping[str, Record]) -> PartResult:
+def analyse_part(file: PlanFile, part: StudyPart, records: Mapping[str, Record]) -> PartResult:
     """Search, fresh seeds, sensitivity, stress and cost of every arm of a part."""
     plan = file.plan
     cells = cells_of(file, part, records)
@@ -165,7 +165,7 @@ def worst_of(records: Iterable[Record], metric: str) -> float | None:
 
 
 def _arm(
-    plan: Plan, arm: str, cells: Sequence[StudyCell], records: Mapping[str, Record], worst: float | None
+    plan: StudyPlan, arm: str, cells: Sequence[StudyCell], records: Mapping[str, Record], worst: float | None
 ) -> ArmResult:
     by_stage: dict[str, list[Record]] = {}
     for cell in cells:
@@ -187,7 +187,7 @@ def _arm(
         lost=sum(record.state in WORST for record in search),
         best=None if best is None else best.drawn,
         best_of=expected_best([_counted(r, worst) for r in search], higher=any(r.higher for r in search)),
-        place=Place(
+        place=SeedScores(
             arm,
             "",
             math.nan if best is None else float(best.drawn.get(LR, best.lr)),
@@ -250,7 +250,9 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def compared_with_baseline(plan: Plan, arms: Sequence[ArmResult], worst: float | None) -> dict[str, PairedComparison]:
+def compared_with_baseline(
+    plan: StudyPlan, arms: Sequence[ArmResult], worst: float | None
+) -> dict[str, PairedComparison]:
     """Arms against the baseline, seed by seed, corrected for all that the part is to compare."""
     family = max(1, len(arms) - 1)
     level = plan.statistics.confidence
@@ -260,7 +262,7 @@ def compared_with_baseline(plan: Plan, arms: Sequence[ArmResult], worst: float |
     return dict(zip([name for name, _ in found], corrected([c for _, c in found], family, level), strict=True))
 
 
-def _laws(plan: Plan, parts: Sequence[PartResult]) -> dict[tuple[str, str], LawResult]:
+def _laws(plan: StudyPlan, parts: Sequence[PartResult]) -> dict[tuple[str, str], LawResult]:
     """The baseline's law on every corpus under every optimiser, from parts whose fresh seeds are complete.
 
     Of losses alone: no other metric falls by such a law.
@@ -283,13 +285,13 @@ def _laws(plan: Plan, parts: Sequence[PartResult]) -> dict[tuple[str, str], LawR
     return found
 
 
-def _compute(plan: Plan, records: Sequence[Record]) -> float | None:
+def _compute(plan: StudyPlan, records: Sequence[Record]) -> float | None:
     """FLOPs of a baseline's run, by the records of a part's cells."""
     runs = (r for r in records if r.arm == plan.baseline and r.stage == "fresh" and r.score is not None)
     return next((float(FLOPS * run.parameters * run.samples) for run in runs), None)
 
 
-def _with_speedups(plan: Plan, result: PartResult, laws: Mapping[tuple[str, str], LawResult]) -> PartResult:
+def _with_speedups(plan: StudyPlan, result: PartResult, laws: Mapping[tuple[str, str], LawResult]) -> PartResult:
     law = laws.get((result.part.corpus, result.part.optimizer))
     if law is None or law.law is None:
         return result

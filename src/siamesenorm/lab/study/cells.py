@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grid import QUIET, Cell
-from siamesenorm.lab.study.plan import LR, OPTIMIZER, SCHEDULE, SEED, TOPOLOGY, Corpus, Part, PlanFile, Values
+from siamesenorm.lab.study.plan import LR, OPTIMIZER, SCHEDULE, SEED, TOPOLOGY, Corpus, PlanFile, StudyPart, Values
 from siamesenorm.lab.study.record import Record
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.epochs import in_steps
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.overrides import as_overrides
 from siamesenorm.train.recipes import resolve
 
@@ -59,7 +59,7 @@ class StudyCell(Cell):
         return "/".join((self.corpus, self.size, self.optimizer, self.arm, last))
 
 
-def cells_of(file: PlanFile, part: Part, records: Mapping[str, Record]) -> list[StudyCell]:
+def cells_of(file: PlanFile, part: StudyPart, records: Mapping[str, Record]) -> list[StudyCell]:
     """The cells of a part that can be run by now, done or not, in the order they are run.
 
     records: by key. An arm's later cells come into being when its search is complete.
@@ -94,7 +94,7 @@ def cells_of(file: PlanFile, part: Part, records: Mapping[str, Record]) -> list[
     return [*search, *fresh, *sensitivity, *stress]
 
 
-def counts_of(file: PlanFile, part: Part) -> dict[Stage, int]:
+def counts_of(file: PlanFile, part: StudyPart) -> dict[Stage, int]:
     """How many cells of each stage a part has when it is complete."""
     plan, arms = file.plan, len(file.plan.arms_of(part))
     found: dict[Stage, int] = {"search": part.configurations * arms, "fresh": part.seeds * arms}
@@ -128,7 +128,7 @@ def find_cell(file: PlanFile, records: Mapping[str, Record], title: str) -> Stud
     raise ConfigError(f"--challenge: {title!r} is no cell of the plan that could run by now; such are {near}")
 
 
-def _stressed(file: PlanFile, part: Part, arm: str, drawn: Values, factor: float) -> Values:
+def _stressed(file: PlanFile, part: StudyPart, arm: str, drawn: Values, factor: float) -> Values:
     """The best settings with a constant rate, so many times the best."""
     best = drawn[LR] if LR in drawn else config_of(file, part, arm, file.plan.search.run_seed, drawn).optimizer.lr
     return {**drawn, SCHEDULE: "constant", LR: float(f"{best * factor:.6g}")}
@@ -136,7 +136,7 @@ def _stressed(file: PlanFile, part: Part, arm: str, drawn: Values, factor: float
 
 def _cell(
     file: PlanFile,
-    part: Part,
+    part: StudyPart,
     arm: str,
     stage: Stage,
     number: int,
@@ -161,7 +161,7 @@ def _cell(
     )
 
 
-def _fields(file: PlanFile, part: Part, arm: str, seed: int, drawn: Values) -> Values:
+def _fields(file: PlanFile, part: StudyPart, arm: str, seed: int, drawn: Values) -> Values:
     plan = file.plan
     return {
         **plan.set,
@@ -177,7 +177,7 @@ def _fields(file: PlanFile, part: Part, arm: str, seed: int, drawn: Values) -> V
 _resolved: dict[str, RunConfig] = {}
 
 
-def config_of(file: PlanFile, part: Part, arm: str, seed: int, drawn: Values) -> RunConfig:
+def config_of(file: PlanFile, part: StudyPart, arm: str, seed: int, drawn: Values) -> RunConfig:
     """The configuration of a cell, checked."""
     overrides = [*QUIET, *as_overrides(_fields(file, part, arm, seed, drawn))]
     wanted = json.dumps([file.recipe, overrides], sort_keys=True)
@@ -189,7 +189,7 @@ def config_of(file: PlanFile, part: Part, arm: str, seed: int, drawn: Values) ->
     return _resolved[wanted]
 
 
-def key_of(file: PlanFile, part: Part, arm: str, seed: int, drawn: Values) -> str:
+def key_of(file: PlanFile, part: StudyPart, arm: str, seed: int, drawn: Values) -> str:
     """A hash of the recipe and of every field that the plan sets, data by their hashes."""
     fields = _fields(file, part, arm, seed, drawn)
     corpus = file.plan.corpora[part.corpus]

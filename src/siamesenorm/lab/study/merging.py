@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.study.record import LEDGER, merged, read_ledger, write_ledger
 from siamesenorm.lab.study.running import Study, begun, writing
-from siamesenorm.train.errors import ConfigError
 
 
 def merge_records(study: Study, folders: Sequence[Path]) -> list[str]:
@@ -19,7 +19,7 @@ def merge_records(study: Study, folders: Sequence[Path]) -> list[str]:
         ledgers.append(read_ledger(folder))
     with begun(study):
         before = len(study.records)
-        study.records, told = merged(study.records, ledgers)
+        study.records, conflicts = merged(study.records, ledgers)
         with writing(study.folder):
             write_ledger(study.folder, study.records)
-    return [f"{len(study.records) - before} records were taken in, {len(study.records)} are there now", *told]
+    return [f"{len(study.records) - before} records were taken in, {len(study.records)} are there now", *conflicts]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from siamesenorm.data.atomic import whole_file, write_json
 from siamesenorm.lab.study.analysis import PartResult, StudyResult, analyse_study
-from siamesenorm.lab.study.pictures import DIFFERENCES, TRIED, draw_pictures
-from siamesenorm.lab.study.plan import Plan
+from siamesenorm.lab.study.plan import StudyPlan
+from siamesenorm.lab.study.plots import DIFFERENCES, TRIED, draw_pictures
 from siamesenorm.lab.study.record import LEDGER, PLAN_DIGITS
 from siamesenorm.lab.study.running import COPY, HISTORY, Study, writing
 from siamesenorm.lab.study.sections import judged, main_table, not_run, not_yet, sensitivity, speedups, stress, tried
@@ -61,7 +61,7 @@ def page_of(study: Study, result: StudyResult, drawn: Sequence[str] = ()) -> str
     return "\n".join(lines) + "\n"
 
 
-def _sentence(plan: Plan, part: PartResult) -> str:
+def _sentence(plan: StudyPlan, part: PartResult) -> str:
     """What the first part says in one sentence."""
     clear = [arm for arm in part.arms[1:] if judged(part, arm) and arm.comparison and arm.comparison.clear]
     open_ = [arm for arm in part.arms if not judged(part, arm)]
@@ -130,8 +130,8 @@ def _plans(study: Study) -> list[str]:
     if {*counts} <= {study.file.digest[:PLAN_DIGITS]}:
         return []
     runs = (f"`{plan}…`" + (" (this one)" if study.file.digest.startswith(plan) else "") for plan in counts)
-    told = ", ".join(f"{name}: {count} runs" for name, count in zip(runs, counts.values(), strict=True))
-    return [f"- Plans that the records were made under, by their SHA-256: {told}."]
+    listed = ", ".join(f"{name}: {count} runs" for name, count in zip(runs, counts.values(), strict=True))
+    return [f"- Plans that the records were made under, by their SHA-256: {listed}."]
 
 
 def _challenge(study: Study) -> list[str]:

@@ -18,10 +18,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import read_bytes
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.tasks.base import Section
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.fields import explain, shown
 from siamesenorm.train.recipes import load_recipe
 from siamesenorm.train.yaml import LARGEST, read_yaml
@@ -61,7 +60,7 @@ def _positive_and_distinct(values: tuple[float, ...]) -> tuple[float, ...]:
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{value:g} is not allowed; it takes finite numbers above 0")
         if f"{value:g}" in {f"{earlier:g}" for earlier in values[:number]}:  # rates are rounded to as many digits
-            raise ValueError(f"{value:g} stands twice; it takes distinct numbers")
+            raise ValueError(f"{value:g} is given twice; it takes distinct numbers")
     return values
 
 
@@ -161,7 +160,7 @@ class Statistics(Section):
     resamples: int = Field(default=2000, ge=100, le=100_000, description="Of seeds, for intervals of speed-ups.")
 
 
-class Part(Section):
+class StudyPart(Section):
     """What is run together; a study may be cut behind any part."""
 
     name: str = Field(min_length=1, max_length=60, description="How it is called.")
@@ -181,7 +180,7 @@ class Part(Section):
         return self.corpus, self.size, self.optimizer
 
 
-class Plan(Section):
+class StudyPlan(Section):
     """All that is decided before the first run."""
 
     name: str = Field(min_length=1, max_length=60, pattern=r"^[a-z0-9][a-z0-9-]*$", description="Letters, digits, -.")
@@ -199,7 +198,7 @@ class Plan(Section):
     stress: Stress | None = Field(default=None, description="Constant rates above the best.")
     statistics: Statistics = Field(default=Statistics(), description="How figures are compared.")
     cannot_say: Strings = Field(default=(), description="Sentences that stand beside the results.")
-    parts: tuple[Part, ...] = Field(min_length=1, max_length=MOST, description="In the order they are run.")
+    parts: tuple[StudyPart, ...] = Field(min_length=1, max_length=MOST, description="In the order they are run.")
 
     @model_validator(mode="before")
     @classmethod
@@ -209,7 +208,7 @@ class Plan(Section):
         return values
 
     @model_validator(mode="after")
-    def _check(self) -> Plan:
+    def _check(self) -> StudyPlan:
         _known("baseline", self.baseline, self.arms)
         names = [part.name for part in self.parts]
         places = [part.place for part in self.parts]
@@ -222,7 +221,7 @@ class Plan(Section):
             if part.arms is not None and self.baseline not in part.arms:
                 raise ValueError(f"{where}.arms: has no {self.baseline!r}; the baseline belongs to every part")
             if names.index(part.name) != number:
-                raise ValueError(f"parts: the name {part.name!r} stands twice")
+                raise ValueError(f"parts: the name {part.name!r} is given twice")
             if places.index(part.place) != number:
                 raise ValueError(f"{where}: {' '.join(part.place)} is a part already; give it one entry")
             if part.seeds > len(self.seeds):
@@ -231,7 +230,7 @@ class Plan(Section):
                 if wanted and getattr(self, name) is None:
                     raise ValueError(f"{where}.{name}: true is not allowed; the plan has no section {name}")
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("seeds: one stands twice")
+            raise ValueError("seeds: one is given twice")
         if self.search.run_seed in self.seeds:
             raise ValueError(
                 f"seeds: {self.search.run_seed} is not allowed; the seed of the search is none of those compared"
@@ -260,12 +259,12 @@ class Plan(Section):
                 if field in fields:
                     raise ValueError(f"{where}: {field} is not allowed; arms, parts and seeds decide it")
 
-    def arms_of(self, part: Part) -> tuple[str, ...]:
+    def arms_of(self, part: StudyPart) -> tuple[str, ...]:
         """Names of a part's arms, the baseline first."""
         arms = [arm for arm in self.arms if part.arms is None or arm in part.arms]
         return (self.baseline, *(arm for arm in arms if arm != self.baseline))
 
-    def part(self, corpus: str, size: str, optimizer: str) -> Part | None:
+    def part(self, corpus: str, size: str, optimizer: str) -> StudyPart | None:
         """The part that cells of a place belong to."""
         return next((part for part in self.parts if part.place == (corpus, size, optimizer)), None)
 
@@ -279,7 +278,7 @@ def _known(where: str, name: str, known: Mapping[str, Any]) -> None:
 class PlanFile:
     """A plan as it stands in its file."""
 
-    plan: Plan
+    plan: StudyPlan
     text: bytes
     values: dict[str, Any]
     """What its YAML says."""
@@ -307,13 +306,13 @@ def read_plan(path: Path | str) -> PlanFile:
     return PlanFile(plan, text, values, load_recipe(plan.recipe))
 
 
-def parse_plan(values: Mapping[str, Any]) -> Plan:
+def parse_plan(values: Mapping[str, Any]) -> StudyPlan:
     """A plan from its values."""
     _check_inside(values)
     try:
-        return Plan.model_validate(dict(values))
+        return StudyPlan.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError(f"plan: {explain(error, Plan)}") from None
+        raise ConfigError(f"plan: {explain(error, StudyPlan)}") from None
 
 
 def _check_inside(values: Mapping[str, Any]) -> None:
@@ -325,7 +324,7 @@ def _check_inside(values: Mapping[str, Any]) -> None:
         ("search.space", Draw, search.get("space") if isinstance(search, Mapping) else None),
         (
             "parts",
-            Part,
+            StudyPart,
             {_part_name(part, n): part for n, part in enumerate(parts)} if isinstance(parts, list) else None,
         ),
     ]

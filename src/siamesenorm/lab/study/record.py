@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.reading import MissingError, first_of, parse_json, read_text
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.inspection.spikes import find_spikes
 from siamesenorm.lab.report.records import Run, read_run, thinned
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.folder import WEIGHTS, read_metrics
 
 if TYPE_CHECKING:
@@ -231,13 +231,13 @@ def write_ledger(folder: Path, records: Mapping[str, Record]) -> None:
 
 def merged(one: Mapping[str, Record], others: Iterable[Mapping[str, Record]]) -> tuple[dict[str, Record], list[str]]:
     """Records of several machines, each cell once; and a sentence for each that two have with different numbers."""
-    found, told = dict(one), []
+    found, conflicts = dict(one), []
     for other in others:
         for key, record in other.items():
             mine = found.setdefault(key, record)
             if mine is not record and mine.score != record.score:
-                told.append(f"{record.cell}: {_said(mine)} here, {_said(record)} there; the first one counts")
-    return found, told
+                conflicts.append(f"{record.cell}: {_said(mine)} here, {_said(record)} there; the first one counts")
+    return found, conflicts
 
 
 def _said(record: Record) -> str:

@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from siamesenorm.data.atomic import locked_folder, whole_file, write_json
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.reading import MissingError, read_model
+from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.lab.compare.engines import CellEngine
 from siamesenorm.lab.compare.live import open_table
 from siamesenorm.lab.compare.preparation import check_measured
 from siamesenorm.lab.compare.runner import DONE, CellProgress, GridWatcher, plan
 from siamesenorm.lab.study.cells import Stage, StudyCell, cells_of, config_of, counts_of
-from siamesenorm.lab.study.plan import Part, PlanFile, changes, read_plan
+from siamesenorm.lab.study.plan import PlanFile, StudyPart, changes, read_plan
 from siamesenorm.lab.study.record import LEDGER, Record, merged, read_ledger, record_of, write_ledger
 from siamesenorm.tasks import find_task
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.provenance import data_hashes, origin
 
 if TYPE_CHECKING:
@@ -80,11 +79,11 @@ class Study:
             return []
         return changes(self.history[-1].values, self.file.values) or ["the same is written otherwise"]
 
-    def cells(self, part: Part, only: Collection[str] = ()) -> list[StudyCell]:
+    def cells(self, part: StudyPart, only: Collection[str] = ()) -> list[StudyCell]:
         """Cells of a part that can be run by now; only: those of some arms."""
         return [cell for cell in cells_of(self.file, part, self.records) if not only or cell.arm in only]
 
-    def missing(self, part: Part, only: Collection[str] = ()) -> list[StudyCell]:
+    def missing(self, part: StudyPart, only: Collection[str] = ()) -> list[StudyCell]:
         """Those of them that have no record."""
         return [cell for cell in self.cells(part, only) if cell.key not in self.records]
 
@@ -104,11 +103,9 @@ def open_study(path: Path | str, folder: Path | str) -> Study:
     """A plan with what its results folder holds; nothing is written."""
     file, folder = read_plan(path), Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out: {str(folder)!r} is not allowed; it takes a folder")
+        raise ConfigError.not_allowed("--out", str(folder), "a folder")
     if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).is_file() for name in (LEDGER, HISTORY)):
-        raise ConfigError(
-            f"--out: {str(folder)!r} is not allowed; it takes a new or empty folder, or one with a study's {LEDGER}"
-        )
+        raise ConfigError.not_allowed("--out", str(folder), f"a new or empty folder, or one with a study's {LEDGER}")
     for part in file.plan.parts:  # what is wrong with a configuration is said before any is run
         for arm in file.plan.arms_of(part):
             config_of(file, part, arm, file.plan.search.run_seed, file.plan.search.draw(0))
@@ -125,7 +122,7 @@ def read_history(folder: Path) -> list[Version]:
         raise ConfigError(str(error)) from None
 
 
-def check_data(study: Study, parts: Sequence[Part]) -> dict[str, str]:
+def check_data(study: Study, parts: Sequence[StudyPart]) -> dict[str, str]:
     """Open the data of some parts; raises where they are not those that the plan names. Hashes by name."""
     found: dict[str, str] = {}
     plan = study.file.plan
@@ -171,7 +168,7 @@ def left(study: Study) -> list[Left]:
     return found
 
 
-def _seconds_each(study: Study, part: Part) -> float | None:
+def _seconds_each(study: Study, part: StudyPart) -> float | None:
     """Processor seconds of a run of a part, or of its size elsewhere."""
     runs = [record for record in study.records.values() if record.size == part.size and record.processor_seconds]
     near = [record for record in runs if record.place == part.place] or runs
@@ -287,7 +284,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"--out: {str(folder)!r} cannot be written: {error.strerror or error}") from None
+        raise ConfigError.failed("--out", folder, "written", error) from None
 
 
 @contextlib.contextmanager

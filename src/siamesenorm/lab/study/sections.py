@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from siamesenorm.lab.study.analysis import ArmResult, LawResult, PartResult, StudyResult
 from siamesenorm.lab.study.law import Speedup
-from siamesenorm.lab.study.plan import LR, Plan
+from siamesenorm.lab.study.plan import LR, StudyPlan
 
 NOT_RUN = "not yet run"
 FIGURES = 3
@@ -20,7 +20,7 @@ def judged(part: PartResult, arm: ArmResult) -> bool:
     return all(len(place.scores) + len(place.failed) == part.part.seeds for place in (mine, base))
 
 
-def main_table(plan: Plan, part: PartResult) -> list[str]:
+def main_table(plan: StudyPlan, part: PartResult) -> list[str]:
     """Quality of every arm of a part, with what it cost."""
     level = f"{plan.statistics.confidence:.0%}"
     head = [
@@ -37,7 +37,7 @@ def main_table(plan: Plan, part: PartResult) -> list[str]:
     return _table(head, [_main_row(plan, part, arm) for arm in part.arms])
 
 
-def _main_row(plan: Plan, part: PartResult, arm: ArmResult) -> list[str]:
+def _main_row(plan: StudyPlan, part: PartResult, arm: ArmResult) -> list[str]:
     if not arm.searched:
         return [f"`{arm.arm}`", NOT_RUN, *["–"] * 7]
     difference, chance = "–", "–"
@@ -90,7 +90,7 @@ def not_run(part: PartResult) -> str:
 
 
 def not_yet(result: StudyResult) -> list[str]:
-    """What is cut so far, in the plan's own words."""
+    """What is cut so far, as the plan says it."""
     return [
         f"Not run so far, “{part.part.name}”: {part.part.cut}"
         for part in result.parts
@@ -118,7 +118,7 @@ def tried(result: StudyResult) -> list[str]:
     return lines if len(lines) > 2 else [f"{NOT_RUN[0].upper()}{NOT_RUN[1:]}."]
 
 
-def sensitivity(plan: Plan, result: StudyResult) -> list[str]:
+def sensitivity(plan: StudyPlan, result: StudyResult) -> list[str]:
     """Learning-rate sensitivity, and the number at every rate."""
     if plan.sensitivity is None:
         return ["Not planned."]
@@ -144,7 +144,7 @@ def _at_rate(arm: ArmResult, rate: float) -> str:
     return "lost" if score is None else f"{score:.{FIGURES}f}"
 
 
-def stress(plan: Plan, result: StudyResult) -> list[str]:
+def stress(plan: StudyPlan, result: StudyResult) -> list[str]:
     """Constant rates above the best."""
     if plan.stress is None:
         return ["Not planned."]
@@ -180,7 +180,7 @@ def _number(value: float | None, digits: int = FIGURES) -> str:
     return "–" if value is None or math.isnan(value) else "endless" if math.isinf(value) else f"{value:.{digits}f}"
 
 
-def speedups(plan: Plan, result: StudyResult) -> list[str]:
+def speedups(plan: StudyPlan, result: StudyResult) -> list[str]:
     """The baseline's laws with their errors, and what arms are worth by them."""
     if plan.metric != "loss":
         return [f"None: the law is one of losses, and {plan.metric} is none."]
@@ -215,7 +215,7 @@ def _times(value: float | None) -> str:
     return "–" if value is None else f"{_number(value, 2)}×"
 
 
-def _range(plan: Plan, found: Speedup) -> str:
+def _range(plan: StudyPlan, found: Speedup) -> str:
     text = "–"
     if found.low is not None and found.high is not None:
         text = f"{_number(found.low, 2)} to {_number(found.high, 2)}"

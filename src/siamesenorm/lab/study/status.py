@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.engines import CellEngine
 from siamesenorm.lab.study.cells import config_of, counts_of, find_cell
 from siamesenorm.lab.study.record import Record
@@ -14,7 +15,6 @@ from siamesenorm.lab.study.running import Study, challenge, left
 from siamesenorm.terminal import plain_table
 from siamesenorm.train.display import clock
 from siamesenorm.train.dry_run import estimate
-from siamesenorm.train.errors import ConfigError
 
 
 def show_status(study: Study, console: Console) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from siamesenorm.errors import NotExact
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.residual import Residual, TopologyError
 from siamesenorm.residual.blend import SEPARATOR, Blend
-from siamesenorm.residual.errors import NotExact
 from siamesenorm.residual.grafts import compute_pre_norm, copy_norm
 from siamesenorm.residual.pre import PreLink
 

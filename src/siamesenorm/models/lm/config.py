@@ -135,14 +135,14 @@ class LMConfig(StackConfig):
     def _check(self) -> LMConfig:
         if self.head_dim is None:
             self.check_heads(", or give head_dim")
-        if self.heads % self.key_heads:
+        if self.heads % self.num_kv_heads:
             raise ValueError(f"kv_heads = {self.kv_heads} is not allowed; it takes a divisor of heads = {self.heads}")
-        if self.head_width % 2:
-            raise ValueError(f"head_dim = {self.head_width} is not allowed; rotary positions take an even number")
-        if self.rotary_dim is not None and (self.rotary_dim % 2 or self.rotary_dim > self.head_width):
+        if self.dim_per_head % 2:
+            raise ValueError(f"head_dim = {self.dim_per_head} is not allowed; rotary positions take an even number")
+        if self.rotary_dim is not None and (self.rotary_dim % 2 or self.rotary_dim > self.dim_per_head):
             raise ValueError(
                 f"rotary_dim = {self.rotary_dim} is not allowed; "
-                f"it takes an even number up to head_dim = {self.head_width}"
+                f"it takes an even number up to head_dim = {self.dim_per_head}"
             )
         for name in ("full_every", "window_rope_theta"):
             if self.window is None and getattr(self, name) is not None:
@@ -150,12 +150,12 @@ class LMConfig(StackConfig):
         return self
 
     @property
-    def key_heads(self) -> int:
+    def num_kv_heads(self) -> int:
         """Heads of keys and values, resolved."""
         return self.kv_heads or self.heads
 
     @property
-    def head_width(self) -> int:
+    def dim_per_head(self) -> int:
         """Width of a head, resolved."""
         return self.head_dim or self.dim // self.heads
 

@@ -66,12 +66,12 @@ def flops_of_token(model: LanguageModel, length: int) -> float:
         windowed = sum(map(c.is_windowed, range(c.blocks))) / c.blocks
         seen = windowed * (c.window - c.window * (c.window - 1) / (2 * length)) + (1 - windowed) * seen
     weights = size_of_sublayers(model) - idle_parameters(model) + c.vocab_size * c.dim
-    return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.head_width, seen=seen)
+    return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.dim_per_head, seen=seen)
 
 
 def activations_of_token(config: LMConfig, links: float) -> int:
     """Numbers kept by links, and in sublayers at least: q, k, v, attention's output, the FFN's inner."""
     c, up = config, 2 if config.activation in GATED else 1
-    heads = 2 * (c.heads + c.key_heads) * c.head_width
+    heads = 2 * (c.heads + c.num_kv_heads) * c.dim_per_head
     hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim
     return int(links * c.dim) + c.blocks * (heads + (1 + up) * hidden)

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from siamesenorm.errors import NotExact
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.residual import Residual, TopologyError
-from siamesenorm.residual.errors import NotExact
 from siamesenorm.residual.grafts import compute_pre_norm, embedding_factor, eps_for, graft_text
 
 

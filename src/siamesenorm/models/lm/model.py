@@ -18,7 +18,7 @@ from siamesenorm.layers.linear import Linear, linear
 from siamesenorm.layers.mask import document_positions, takes_blocks, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
-from siamesenorm.layers.rotary import Rotary, Turn
+from siamesenorm.layers.rotary import CosSin, Rotary
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.init import LMFirstWeights
 from siamesenorm.models.parametrization import base_depth
@@ -86,8 +86,8 @@ class LanguageModel(Stack[LMConfig]):
         return self.attention_class(
             c.dim,
             c.heads,
-            c.key_heads,
-            c.head_width,
+            c.num_kv_heads,
+            c.dim_per_head,
             needs=self.residual.needs(place),
             norm=c.norm_spec.ungated,
             qk_norm=c.qk_norm,
@@ -212,21 +212,21 @@ class LanguageModel(Stack[LMConfig]):
                 document_ids=document_ids,
                 padding=padding,
                 device=device,
-                blocks=takes_blocks(device, self.config.head_width),
+                blocks=takes_blocks(device, self.config.dim_per_head),
             )
-            return AttentionContext(self._turn(places, rotary, cache), visible, cache)
+            return AttentionContext(self._cos_sin(places, rotary, cache), visible, cache)
 
         c = self.config
         if c.full_every is None:
             return seen(c.window, c.window_rotary), places
         return replace(seen(None, c.rotary), windowed=seen(c.window, c.window_rotary)), places
 
-    def _turn(self, places: Tensor | slice, rotary: Rotary, cache: KeyValueCache | None) -> Turn:
+    def _cos_sin(self, places: Tensor | slice, rotary: Rotary, cache: KeyValueCache | None) -> CosSin:
         """Rotary angles of tokens at these positions; a slice of them only with a cache."""
         if cache is not None:
-            return cache.turn(places, rotary)
+            return cache.cos_sin(places, rotary)
         assert not isinstance(places, slice)
-        return rotary.turn(places, self.config.head_width)
+        return rotary.cos_sin(places, self.config.dim_per_head)
 
     def logits(self, hidden: Tensor, keep: int | Tensor | None = None) -> Tensor:
         """The head on all tokens, on the last `keep` ones or on those at the indices `keep`."""
@@ -263,7 +263,7 @@ class LanguageModel(Stack[LMConfig]):
         length = max_length or c.max_length
         # A process of a tensor group has some of the heads.
         heads = next(module.kv_heads for module in self.modules() if isinstance(module, Attention))
-        return KeyValueCache(c.blocks, batch, heads, length, c.head_width, device=weight.device, dtype=dtype)
+        return KeyValueCache(c.blocks, batch, heads, length, c.dim_per_head, device=weight.device, dtype=dtype)
 
 
 def left_padding(attention_mask: Tensor) -> Tensor | None:

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from siamesenorm.errors import NotExact
 from siamesenorm.models.lm.blending import blend, settle
 from siamesenorm.models.lm.calibration import LAST, calibrate, regress
 from siamesenorm.models.lm.grafting import Agreement, compare_predictions, graft_exactly
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.residual import TopologyError
 from siamesenorm.residual.blend import SEPARATOR, Blend
-from siamesenorm.residual.errors import NotExact
 from siamesenorm.residual.grafts import graft_text
 from siamesenorm.residual.ramp import ramps_of
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from siamesenorm.data.batches import Batch
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.loader import TestImages, TrainingImages
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform
 from siamesenorm.data.latents import LatentImages
+from siamesenorm.errors import DataError
 from siamesenorm.models.dit import DiTConfig
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig
 from siamesenorm.tasks.diffusion.noise import draw

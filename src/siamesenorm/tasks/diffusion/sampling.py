@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.diffusion.losses import FLOW_TIMESTEPS, Denoise
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.sharing import mixed_seed
@@ -48,13 +48,13 @@ class Sampler:
 
     def __post_init__(self) -> None:
         if self.name not in STEPS:
-            raise DataError(f"sampler: {self.name!r} is not known; it takes one of {', '.join(STEPS)}")
+            raise DataError.unknown("sampler", self.name, STEPS)
         if self.steps is not None and self.steps < 1:
-            raise DataError(f"steps: {self.steps} is not allowed; it takes 1 or more")
+            raise DataError.not_allowed("steps", self.steps, "1 or more")
         if not 0 <= self.guidance < math.inf:
-            raise DataError(f"guidance: {self.guidance} is not allowed; it takes 0 or more, and 1 is none")
+            raise DataError.not_allowed("guidance", self.guidance, "0 or more, and 1 is none")
         if self.guidance_channels is not None and self.guidance_channels < 1:
-            raise DataError(f"guidance_channels: {self.guidance_channels} is not allowed; it takes 1 or more")
+            raise DataError.not_allowed("guidance_channels", self.guidance_channels, "1 or more")
 
     def check(self, process: Process) -> None:
         """Raise if this sampler is not for such a process."""
@@ -79,7 +79,7 @@ class Sampler:
         return process.timesteps - (self.name == "dpm")
 
 
-def usual_sampler(process: Process) -> SamplerName:
+def default_sampler(process: Process) -> SamplerName:
     """What a process is sampled with where nobody says: ddpm, or euler for a flow."""
     return "euler" if process.prediction == "flow" else "ddpm"
 
@@ -190,9 +190,7 @@ def import_schedulers() -> Any:
     try:
         import diffusers
     except ImportError:
-        raise DataError(
-            "sampling needs the package 'diffusers'; install it with pip install 'siamesenorm[diffusion]'"
-        ) from None
+        raise DataError.missing_package("sampling", "diffusers", "diffusion") from None
     return diffusers
 
 

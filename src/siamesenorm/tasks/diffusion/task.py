@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.latents import LatentImages, is_latents, open_latents
+from siamesenorm.errors import DataError
 from siamesenorm.models.dit import DiT, DiTConfig, count_dit
-from siamesenorm.tasks.base import Average, Batch, Loss, check_limits
+from siamesenorm.tasks.base import Batch, Loss, Ranks, check_limits
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig, DiffusionEvaluationConfig, ProcessConfig
 from siamesenorm.tasks.diffusion.data import (
     NoisyImages,
@@ -27,10 +27,10 @@ from siamesenorm.tasks.diffusion.data import (
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.diffusion.sampling import Sampler, sample
 from siamesenorm.tasks.fidelity import ClassifierFidelity
-from siamesenorm.tasks.fidelity.pictures import Images
+from siamesenorm.tasks.fidelity.image_batches import Images
 from siamesenorm.tasks.images import ImageTask, fitting
 from siamesenorm.tasks.metrics import Metric, Metrics
-from siamesenorm.tasks.sharing import Gather, Sharing, is_divided
+from siamesenorm.tasks.sharing import Sharing
 
 QUARTERS = 4
 BLIND_IMAGES = 256
@@ -126,25 +126,14 @@ class DiffusionTask(ImageTask):
             metrics |= {"mse": losses.mse.detach().mean(), "vlb": losses.vlb.detach().mean()}
         return Loss(total, metrics)
 
-    @torch.no_grad()
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        rank: int,
-        world_size: int,
-        average: Average,
-        final: bool,
-        gather: Gather | None = None,
-    ) -> dict[str, float]:
+    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
         """Held-out losses, whole and by quarters of time, on fixed noise; the distance of samples where asked for."""
-        metrics = self._held_out_losses(model, rank, world_size, average)
+        metrics = self._held_out_losses(model, among)
         if self.evaluation.samples:
-            sharing = Sharing() if gather is None else Sharing(rank, world_size, gather, is_divided(model))
-            metrics |= self._fidelity(model, sharing)
+            metrics |= self._fidelity(model, among.sharing(model))
         return metrics
 
-    def _held_out_losses(self, model: nn.Module, rank: int, world_size: int, average: Average) -> dict[str, float]:
+    def _held_out_losses(self, model: nn.Module, among: Ranks) -> dict[str, float]:
         if self.held_out is None:
             return {}
         device = next(model.parameters()).device
@@ -154,7 +143,7 @@ class DiffusionTask(ImageTask):
             pair = torch.stack([values.where(counted, 0).sum(), counted.sum()]).double()
             sums[name] = sums[name] + pair if name in sums else pair
 
-        for batch in self.held_out.batches(self.evaluation.at_once, rank=rank, world_size=world_size):
+        for batch in self.held_out.batches(self.evaluation.at_once, rank=among.rank, world_size=among.world_size):
             given = {name: values.to(device) for name, values in batch.items()}
             losses = self.process.losses(model, given["image"], given["label"], given["noise"], given["time"])
             counted = given["counted"]
@@ -166,7 +155,7 @@ class DiffusionTask(ImageTask):
                 inside = (given["time"] * QUARTERS).long() == quarter
                 add(f"mse/quarter_{quarter + 1}", losses.mse, inside & counted)
         flat = {f"{name}|{k}": float(pair[k]) for name, pair in sums.items() for k in (0, 1)}
-        means = average(flat)
+        means = among.average(flat)
         return {name: means[f"{name}|0"] / means[f"{name}|1"] for name in sums if means[f"{name}|1"]}
 
     def measures(self) -> Metrics:

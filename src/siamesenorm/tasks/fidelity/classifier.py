@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from siamesenorm.data.atomic import whole_file
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.tensors import read_tensors
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.features import FeatureNetwork, Features
-from siamesenorm.tasks.fidelity.pictures import Images
+from siamesenorm.tasks.fidelity.image_batches import Images
 
 VERSION = 2
 FEATURES = 64

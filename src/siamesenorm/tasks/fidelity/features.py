@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from siamesenorm.data.errors import DataError
-from siamesenorm.data.images.pictures import as_channels
+from siamesenorm.data.images.image_files import as_channels
+from siamesenorm.errors import DataError
 from siamesenorm.models.fingerprint import weights_hash
 
 

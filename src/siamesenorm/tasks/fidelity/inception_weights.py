@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.tensors import read_tensors
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
 from siamesenorm.tasks.fidelity.inception import FIDInception
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
-from siamesenorm.tasks.fidelity.pictures import Pictures
+from siamesenorm.tasks.fidelity.image_batches import Pictures
 from siamesenorm.tasks.fidelity.references import Reference, read_reference, write_reference
 from siamesenorm.tasks.fidelity.scores import inception_score, precision_recall
 from siamesenorm.tasks.fidelity.statistics import Moments, frechet_distance

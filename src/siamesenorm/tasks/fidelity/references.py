@@ -19,8 +19,8 @@ from torch import Tensor
 
 from siamesenorm.data.arrays import array_names, read_arrays
 from siamesenorm.data.atomic import check_output, whole_file
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.tensors import read_tensors
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.statistics import Gaussian
 
 FORMAT = "siamesenorm-fidelity-2"
@@ -57,9 +57,8 @@ class _Facts(BaseModel):
 def check_target(path: Path, option: str = "--save-stats") -> None:
     """Raise unless statistics can be written there."""
     if path.suffix not in SUFFIXES or path.is_dir() or not path.absolute().parent.is_dir():
-        raise DataError(
-            f"{option}: {str(path)!r} is not allowed; it takes a file that ends in {' or '.join(SUFFIXES)} "
-            "in a folder that is there"
+        raise DataError.not_allowed(
+            option, str(path), f"a file that ends in {' or '.join(SUFFIXES)} in a folder that is there"
         )
     check_output(path, option)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.classifier import classifier_for, default_cache
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
+from siamesenorm.tasks.fidelity.image_batches import Images, of_array, of_image_set
 from siamesenorm.tasks.fidelity.measure import cached_reference, describe
-from siamesenorm.tasks.fidelity.pictures import Images, of_array, of_image_set
 from siamesenorm.tasks.fidelity.references import Reference
 from siamesenorm.tasks.fidelity.statistics import frechet_distance
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 SPLIT = 5000
 NEIGHBOURS = 3

@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import torch
 
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import open_images
 from siamesenorm.data.images.imageset import SPLITS, Split
 from siamesenorm.data.reading import named_path
+from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.classifier import classifier_for
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
+from siamesenorm.tasks.fidelity.image_batches import Pictures, has_pictures, of_image_set, open_pictures
 from siamesenorm.tasks.fidelity.inception_weights import WHERE, load_inception
 from siamesenorm.tasks.fidelity.measure import ALONE, BATCH, Progress, cached_reference
-from siamesenorm.tasks.fidelity.pictures import Pictures, has_pictures, of_image_set, open_pictures
 from siamesenorm.tasks.fidelity.references import Reference, holds_statistics, read_reference
 from siamesenorm.tasks.sharing import Sharing
 
@@ -24,7 +24,7 @@ from siamesenorm.tasks.sharing import Sharing
 def check_split(split: str) -> Split:
     """A split by its name."""
     if split not in SPLITS:
-        raise DataError(f"--split: {split!r} is not allowed; it takes one of {', '.join(SPLITS)}")
+        raise DataError.not_allowed("--split", split, SPLITS)
     return cast(Split, split)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.errors import DataError
 
 
 class Gaussian(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from siamesenorm.train.errors import ConfigError
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.speed import PEAKS
 
 GB = 1e9

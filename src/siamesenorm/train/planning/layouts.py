@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.sequence_parallel import divides_tokens
 from siamesenorm.train.vocabulary_parallel import divides_vocabulary
 
@@ -106,7 +106,7 @@ def narrowed(config: RunConfig, size: int) -> RunConfig:
     if kv_heads is not None:
         changes["kv_heads"] = kv_heads // size
     if "head_dim" in type(model).model_fields:
-        changes["head_dim"] = model.head_width
+        changes["head_dim"] = model.dim_per_head
     if getattr(model, "moe", None) is not None:  # experts stay whole
         changes.pop("ffn_dim")
     if has_vocabulary_divided(config, size):
@@ -163,7 +163,7 @@ def problem_of(config: RunConfig, layout: Layout) -> str | None:
     if layout.tensor > 1:
         if not hasattr(model, "heads") or not hasattr(model, "ffn_dim"):
             return "tensor parallelism splits models of siamesenorm"
-        counts = {"heads": model.heads, "kv_heads": getattr(model, "key_heads", model.heads)}
+        counts = {"heads": model.heads, "kv_heads": getattr(model, "num_kv_heads", model.heads)}
         if getattr(model, "moe", None) is None:
             counts["ffn_dim"] = model.ffn_dim
         for name, count in counts.items():

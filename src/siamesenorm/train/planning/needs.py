@@ -16,7 +16,7 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.expert_parallel import experts_of, stacked
 from siamesenorm.train.optimizer import parameter_groups
 from siamesenorm.train.planning.layouts import Layout, of_process
-from siamesenorm.train.planning.profile import Profile, Question, Stage, grown, whole_model
+from siamesenorm.train.planning.profile import Profile, Question, StageMemory, grown, whole_model
 from siamesenorm.train.sequence_parallel import divides_tokens
 
 FLOAT = 4
@@ -124,7 +124,7 @@ def question_of(config: RunConfig, layout: Layout, device: str, gathered: bool =
     return Question(own, layout.micro_batch, device, layout.checkpointing, gathered, tokens, layout.ep)
 
 
-def stage_bytes(name: str, stage: Stage, parts: Parts, layout: Layout, config: RunConfig, several: bool) -> float:
+def stage_bytes(name: str, stage: StageMemory, parts: Parts, layout: Layout, config: RunConfig, several: bool) -> float:
     """What a stage holds beside weights and optimiser. several: whether a process computes more parts than one."""
     whole = FLOAT * parts.trained
     summed = tensor_sums(layout, config) if name in ("forward", "backward") else 0.0

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.planning.hardware import GPU, Assumptions
 from siamesenorm.train.planning.layouts import (
     Layout,
@@ -25,7 +25,7 @@ MOST_GPUS = 4096
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayoutChoice:
     """A layout and what it comes to."""
 
     layout: Layout
@@ -66,11 +66,11 @@ class Plan:
     gpu: GPU
     assumed: Assumptions
     parameters: int
-    choices: tuple[Choice, ...]
+    choices: tuple[LayoutChoice, ...]
     """That fit, the fastest first."""
-    too_large: Choice | None
+    too_large: LayoutChoice | None
     """The one that comes nearest, where none fits."""
-    given: Choice | None
+    given: LayoutChoice | None
     """The run's own configuration as it stands."""
     refused: dict[str, str]
     """Why layouts of a kind are not there."""
@@ -97,16 +97,16 @@ class Plan:
 def make_plan(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions | None = None) -> Plan:
     """Try all layouts of a run on so many GPUs; nothing is run, and no data are opened."""
     if not 1 <= gpus <= MOST_GPUS:
-        raise ConfigError(f"--gpus: {gpus} is not allowed; it takes 1 to {MOST_GPUS}")
+        raise ConfigError.not_allowed("--gpus", gpus, f"1 to {MOST_GPUS}")
     if gpus > gpu.machine and gpus % gpu.machine:
-        raise ConfigError(f"--gpus: {gpus} is not allowed; it takes up to {gpu.machine} or whole machines of as many")
+        raise ConfigError.not_allowed("--gpus", gpus, f"up to {gpu.machine} or whole machines of as many")
     if config.parallel.pp > 1:
         raise ConfigError(
             f"parallel.pp: {config.parallel.pp} is not allowed; a plan counts one process that stands for all, "
             f"and stages of a pipeline hold different parts and different numbers of micro-batches; it takes 1"
         )
     assumed = assumed or Assumptions()
-    found: list[Choice] = []
+    found: list[LayoutChoice] = []
     refused: dict[str, str] = {}
     kinds = list(possible_layouts(config, gpus, gpu.machine))
     possible = {layout.name for layout in kinds if problem_of(config, layout) is None}
@@ -132,7 +132,7 @@ def make_plan(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions | Non
     )
 
 
-def check_given(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions) -> Choice | None:
+def check_given(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions) -> LayoutChoice | None:
     """What a run's own configuration comes to; None where it is no layout at all."""
     try:
         layout = given_layout(config, gpus, gpu.machine)
@@ -143,7 +143,9 @@ def check_given(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions) ->
     return evaluate(config, layout, gpu, assumed)
 
 
-def evaluate(config: RunConfig, layout: Layout, gpu: GPU, assumed: Assumptions, found: Profile | None = None) -> Choice:
+def evaluate(
+    config: RunConfig, layout: Layout, gpu: GPU, assumed: Assumptions, found: Profile | None = None
+) -> LayoutChoice:
     """What a layout comes to; found: its profile, where it is known."""
     own = of_process(config, layout)
     found = found or grown(question_of(config, layout, "cuda"))
@@ -151,7 +153,7 @@ def evaluate(config: RunConfig, layout: Layout, gpu: GPU, assumed: Assumptions, 
     time = step_time(config, layout, found, parts, gpu, assumed)
     flops = found.flops * layout.parts(config.train.batch_size)
     peak = gpu.flops if config.train.precision != "fp32" else gpu.flops_fp32
-    return Choice(
+    return LayoutChoice(
         layout,
         need,
         time,
@@ -173,7 +175,7 @@ def _estimated(config: RunConfig, layout: Layout) -> Profile:
     return whole.towards(halves, 2 * (1 - 1 / layout.tensor))
 
 
-def best_of_kinds(choices: Sequence[Choice], most: int) -> Iterator[Choice]:
+def best_of_kinds(choices: Sequence[LayoutChoice], most: int) -> Iterator[LayoutChoice]:
     """The fastest, and for every kind of layout and checkpointing its fastest, `most` in all."""
     seen: set[tuple[str, str]] = set()
     for choice in choices:
@@ -183,7 +185,7 @@ def best_of_kinds(choices: Sequence[Choice], most: int) -> Iterator[Choice]:
             yield choice
 
 
-def command(plan: Plan, choice: Choice, recipe: str, overrides: Sequence[str]) -> str:
+def command(plan: Plan, choice: LayoutChoice, recipe: str, overrides: Sequence[str]) -> str:
     """What to type on every machine."""
     machines, each = max(1, plan.gpus // plan.gpu.machine), min(plan.gpus, plan.gpu.machine)
     decided = choice.layout.overrides(plan.config)

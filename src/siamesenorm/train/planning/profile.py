@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.layers.cross_entropy import chunk_tokens
 from siamesenorm.models.counts import NARROW, kept_by_links
 from siamesenorm.models.stack import Stack
 from siamesenorm.tasks import find_task
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.errors import ConfigError
 from siamesenorm.train.parameters import choose_parameters
 from siamesenorm.train.planning.experts import pretend_exchanged
 from siamesenorm.train.planning.sequence import pretend_divided
@@ -38,7 +38,7 @@ class UncountableError(ConfigError):
     """A step that cannot be counted: it looks at values, or its task has no samples without data."""
 
 
-class Stage(NamedTuple):
+class StageMemory(NamedTuple):
     """Bytes at the fullest moment of a stage."""
 
     alive: float
@@ -52,7 +52,7 @@ class Stage(NamedTuple):
 class Profile:
     """Bytes and work of a step of one process, of one part of its batch."""
 
-    stages: dict[str, Stage]
+    stages: dict[str, StageMemory]
     kept: float = 0.0
     gradients: float = 0.0
     flops: float = 0.0
@@ -66,7 +66,7 @@ class Profile:
         moments = [trace.stages.get(place, Moment()) for place in places]
         first = trace.stages.get(("backward", 0), Moment())
         moments.append(max(first, trace.stages.get(("end", 0), Moment()), key=lambda moment: moment.both))
-        stages = {name: Stage(m.alive, m.gradients, m.casts) for name, m in zip(STAGES, moments, strict=True)}
+        stages = {name: StageMemory(m.alive, m.gradients, m.casts) for name, m in zip(STAGES, moments, strict=True)}
         return cls(stages, trace.kept, trace.gradients, trace.flops, trace.traffic)
 
     def towards(self, other: Profile, share: float) -> Profile:
@@ -75,7 +75,7 @@ class Profile:
         def between(a: float, b: float) -> float:
             return max(0.0, a + share * (b - a))
 
-        stages = {name: Stage(*map(between, stage, other.stages[name])) for name, stage in self.stages.items()}
+        stages = {name: StageMemory(*map(between, stage, other.stages[name])) for name, stage in self.stages.items()}
         numbers = {
             name: between(getattr(self, name), getattr(other, name))
             for name in ("kept", "gradients", "flops", "traffic")

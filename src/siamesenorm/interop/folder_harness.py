@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from siamesenorm.data.torchvision_ops import check_torchvision
-from siamesenorm.interop.errors import InteropError
+from siamesenorm.errors import InteropError, check_torchvision
 from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.tasks.harness_tasks import task_manager
 from siamesenorm.tasks.sharing import Sharing
@@ -23,7 +22,7 @@ PACKAGES = ("siamesenorm", "torch", "transformers", "lm-eval", "datasets", "toke
 
 
 @dataclass
-class Loaded:
+class HarnessModel:
     """A model, its tokenizer, and how long a sequence it takes."""
 
     model: Any
@@ -49,7 +48,7 @@ def require_eval(*, tasks: bool = True) -> None:
     for module in ("transformers", "lm_eval") if tasks else ("transformers",):
         if importlib.util.find_spec(module) is None:
             name = module.replace("_", "-")
-            raise InteropError(f"evaluate needs the package {name!r}; install it with pip install 'siamesenorm[eval]'")
+            raise InteropError.missing_package("evaluate", name, "eval")
     check_torchvision()  # transformers imports torchvision where it is installed
     if tasks:
         import lm_eval  # noqa: F401  # takes seconds
@@ -61,7 +60,7 @@ def load_checkpoint(
     device: torch.device | str = "cpu",
     dtype: str = "auto",
     trust_remote_code: bool = False,
-) -> Loaded:
+) -> HarnessModel:
     """A causal LM and its tokenizer from a folder as `save_pretrained` and `export` write it."""
     import transformers
 
@@ -76,11 +75,11 @@ def load_checkpoint(
         options |= {"dtype": dtype, "output_loading_info": True}
         model = whole(transformers.AutoModelForCausalLM.from_pretrained(path, **options))
         limit = int(getattr(model.config, "max_position_embeddings", None) or 2048)
-    return Loaded(model.to(device).eval(), tokenizer, limit)
+    return HarnessModel(model.to(device).eval(), tokenizer, limit)
 
 
 def run_tasks(
-    loaded: Loaded,
+    loaded: HarnessModel,
     names: Sequence[str],
     *,
     limit: int | None = None,

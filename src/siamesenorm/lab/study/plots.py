@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.lab.study.analysis import PartResult, StudyResult
-from siamesenorm.lab.study.plan import Plan
+from siamesenorm.lab.study.plan import StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ WIDTH, ROW = 7.0, 0.28
 MARKERS = "osD^v<>Pp*hX"
 
 
-def draw_pictures(plan: Plan, result: StudyResult, folder: Path) -> list[str]:
+def draw_pictures(plan: StudyPlan, result: StudyResult, folder: Path) -> list[str]:
     """Draw what there is to see; names of the pictures, none without matplotlib (extra: plot)."""
     if importlib.util.find_spec("matplotlib") is None:
         return []  # pictures of an earlier page may lie there, and would show other numbers than this one
@@ -36,7 +36,7 @@ def draw_pictures(plan: Plan, result: StudyResult, folder: Path) -> list[str]:
     return drawn
 
 
-def differences(plan: Plan, result: StudyResult) -> Figure | None:
+def differences(plan: StudyPlan, result: StudyResult) -> Figure | None:
     """Every arm against the baseline with its simultaneous interval, a panel for each part that has some."""
     parts = [part for part in result.parts if any(arm.comparison is not None for arm in part.arms)]
     if not parts:
@@ -51,7 +51,7 @@ def differences(plan: Plan, result: StudyResult) -> Figure | None:
     return figure
 
 
-def _differences(axes: Axes, plan: Plan, part: PartResult) -> None:
+def _differences(axes: Axes, plan: StudyPlan, part: PartResult) -> None:
     arms = [arm for arm in part.arms if arm.arm != plan.baseline]
     axes.axvline(0, color="0.5", linewidth=0.8)
     for row, arm in enumerate(arms):
@@ -69,7 +69,7 @@ def _differences(axes: Axes, plan: Plan, part: PartResult) -> None:
     axes.set_xlabel(f"{plan.metric} minus {plan.baseline}")
 
 
-def tried(plan: Plan, result: StudyResult) -> Figure | None:
+def tried(plan: StudyPlan, result: StudyResult) -> Figure | None:
     """Expected best number by configurations tried, in the first part that has a search of two or more."""
     part = next((part for part in result.parts if any(len(arm.best_of) > 1 for arm in part.arms)), None)
     if part is None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from siamesenorm.data.errors import DataError
+from siamesenorm.data.images.image_files import ENDINGS, decode
 from siamesenorm.data.images.imageset import ImageSet, Labels, Pixels
-from siamesenorm.data.images.pictures import ENDINGS, decode
 from siamesenorm.data.listing import walk
+from siamesenorm.errors import DataError
 
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "valid", "validation", "test")}
 PROBED = 64

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from siamesenorm.data.arrays import map_array
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images.imageset import ImageSet, Labels, Split, check_labels
 from siamesenorm.data.latents.index import LatentIndex, LatentShard, is_latents, read_latent_index
+from siamesenorm.errors import DataError
 
 Moments = NDArray[Any]
 """(views, 2 · channels, height, width): means, then deviations; the second view is of the mirror image."""

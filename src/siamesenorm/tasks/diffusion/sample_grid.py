@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from siamesenorm.data.atomic import whole_file
-from siamesenorm.data.errors import import_extra
-from siamesenorm.data.images.pictures import as_channels
+from siamesenorm.data.images.image_files import as_channels
+from siamesenorm.errors import import_extra
 
 Images = NDArray[np.uint8]
 """(images, height, width, channels)."""

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from siamesenorm.data.arrays import array_names, open_member, read_arrays, take
 from siamesenorm.data.atomic import sha256_of
-from siamesenorm.data.errors import DataError
 from siamesenorm.data.images import ImageSet
-from siamesenorm.data.images.folder import folder_name
-from siamesenorm.data.images.pictures import ENDINGS, decode
+from siamesenorm.data.images.image_files import ENDINGS, decode
+from siamesenorm.data.images.image_folder import folder_name
 from siamesenorm.data.listing import files_below
 from siamesenorm.data.reading import named_path
+from siamesenorm.errors import DataError
 
 Images = NDArray[np.uint8]
 ARRAY, LABELS = "arr_0", "arr_1"
@@ -49,9 +49,7 @@ def open_pictures(source: str | Path) -> Pictures:
         return _folder(path)
     if path.is_file() and path.suffix.lower() == ".npz":
         return _archive(path)
-    raise DataError(
-        f"pictures: {str(source)!r} is not allowed; it takes a folder of images or an .npz with an array {ARRAY}"
-    )
+    raise DataError.not_allowed("pictures", str(source), f"a folder of images or an .npz with an array {ARRAY}")
 
 
 def has_pictures(path: Path) -> bool:

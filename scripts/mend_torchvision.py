@@ -1,11 +1,11 @@
-"""torchvision beside a torch it was not built for: said in one sentence, and mended where somebody asks for it.
+"""Mend an installed torchvision that was built for another torch, so that what wants it can be imported.
 
 A CUDA build of torchvision cannot load its operators beside a CPU build of torch. Its import then ends with "operator
 torchvision::nms does not exist", because it describes the shapes of operators that nobody defined, and so does the
 import of what takes torchvision where it finds it: timm, transformers, diffusers. The cure is a torchvision from where
 torch came from. Where there is none::
 
-    python -m siamesenorm.data.torchvision_ops
+    python scripts/mend_torchvision.py
 
 adds to the installed torchvision the lines that declare these operators. Calling them stays an error; nothing of image
 classification does.
@@ -19,9 +19,8 @@ import sys
 from pathlib import Path
 
 from siamesenorm.data.atomic import whole_file
-from siamesenorm.data.errors import DataError
 
-COMMAND = "python -m siamesenorm.data.torchvision_ops"
+COMMAND = "python scripts/mend_torchvision.py"
 ADDED = f"""
 
 # Added by {COMMAND}: operators whose shapes _meta_registrations.py describes.
@@ -30,19 +29,6 @@ if not _has_ops():
     for _name in ("nms", "qnms"):
         _declared.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
-
-
-def check_torchvision() -> None:
-    """Raise one sentence where torchvision is installed but does not go with torch; before imports that want it."""
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError as error:
-        raise DataError(
-            f"torchvision was built for another torch ({error}); install both from the same place, "
-            f"or run {COMMAND} once"
-        ) from None
 
 
 def mend(folder: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from siamesenorm.data.errors import DataError, import_extra
 from siamesenorm.data.images.imageset import MOST_PIXELS, Pixels
+from siamesenorm.errors import DataError, import_extra
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")

@@ -1,7 +1,8 @@
-"""Entry points in timm's registry: every size of DeiT, with and without distillation token, on every topology.
+"""Entry points in timm's registry: every size of DeiT, with and without distillation token, on SiameseNorm.
 
-``deit_tiny_patch16_224_siamese``, ``deit_base_distilled_patch16_224_hybrid_star``; timm's own names carry no
-suffix, so none of them is touched. There are no published weights: ``pretrained=True`` says so.
+``deit_tiny_patch16_224_siamese``, ``deit_base_distilled_patch16_224_siamese_plain``; any other topology is an argument:
+``timm.create_model("deit_tiny_patch16_224_siamese", topology="hyper")``. timm's own names carry no suffix, so none of
+them is touched. There are no published weights: ``pretrained=True`` says so.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from torch import nn
 from siamesenorm.interop.timm.model import TimmVisionTransformer
 from siamesenorm.interop.timm.weights import checkpoint_filter_fn
 from siamesenorm.models.vit.presets import DEIT_WIDTHS
-from siamesenorm.residual import TOPOLOGIES
 
-TOPOLOGIES_BY_SUFFIX = {
-    **{name: name for name in TOPOLOGIES},
+FORMS = {
+    "siamese": "siamese",
     "siamese_hybrid_pre": "siamese:form=hybrid_pre",
     "siamese_plain": "siamese:form=plain",
 }
@@ -54,7 +54,7 @@ def _cfg(distilled: bool) -> dict[str, Any]:
 
 VARIANTS = {
     _name(size, distilled, suffix): (size, distilled, topology)
-    for suffix, topology in TOPOLOGIES_BY_SUFFIX.items()
+    for suffix, topology in FORMS.items()
     for size in DEIT_WIDTHS
     for distilled in (False, True)
 }

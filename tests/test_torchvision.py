@@ -1,20 +1,26 @@
 """torchvision beside a torch it was not built for: one sentence everywhere, mended only where it was asked for."""
 
+import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from siamesenorm.data import torchvision_ops
-from siamesenorm.data.errors import DataError
-from siamesenorm.data.torchvision_ops import ADDED, COMMAND, check_torchvision, main, mend
+from siamesenorm.errors import DataError, check_torchvision
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "mend_torchvision.py"
+spec = importlib.util.spec_from_file_location("mend_torchvision", SCRIPT)
+mending = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(mending)
+ADDED, main, mend = mending.ADDED, mending.main, mending.mend
 
 WANTING = (
     "importlib.import_module('siamesenorm.interop.huggingface')",
     "importlib.import_module('siamesenorm.interop.diffusers')",
     "importlib.import_module('siamesenorm.interop.timm')",
-    "importlib.import_module('siamesenorm.interop.harness').require_eval(tasks=False)",
+    "importlib.import_module('siamesenorm.interop.folder_harness').require_eval(tasks=False)",
     "importlib.import_module('siamesenorm.interop.autoencoder').diffusers_class('AutoencoderKL')",
     "importlib.import_module('siamesenorm.data.images.timm_transforms').import_timm('timm.data', 'it')",
 )
@@ -46,10 +52,10 @@ def test_transformers_and_timm_import_on_their_own():
 
 
 def test_whoever_wants_torchvision_says_what_is_wrong_with_it(mismatched):
-    code = f"import importlib\nfrom siamesenorm.data.errors import DataError\nfor each in {WANTING!r}:\n"
+    code = f"import importlib\nfrom siamesenorm.errors import DataError\nfor each in {WANTING!r}:\n"
     code += "    try:\n        eval(each)\n    except DataError as error:\n        print(error)\n"
     sentence = "torchvision was built for another torch (operator torchvision::nms does not exist); "
-    sentence += f"install both from the same place, or run {COMMAND} once"
+    sentence += "install both from the same place"
     assert run(code, mismatched.parent).splitlines() == [sentence] * len(WANTING)
 
 
@@ -74,11 +80,11 @@ def test_the_command_mends_what_is_installed_and_nothing_else(mismatched, tmp_pa
 
 def test_what_imports_or_cannot_be_mended_is_left_alone(mismatched, monkeypatch, capsys):
     found_first(mismatched.parent, monkeypatch)
-    monkeypatch.setattr(torchvision_ops, "_imports", lambda: True)
+    monkeypatch.setattr(mending, "_imports", lambda: True)
     assert main() == 0
     assert capsys.readouterr().out == "torchvision goes with torch: nothing to do\n"
     assert ADDED not in (mismatched / "extension.py").read_text()
-    monkeypatch.setattr(torchvision_ops, "_imports", lambda: False)
+    monkeypatch.setattr(mending, "_imports", lambda: False)
     (mismatched / "extension.py").unlink()
     assert main() == 1
     assert capsys.readouterr().err.startswith("torchvision cannot be mended: ")
