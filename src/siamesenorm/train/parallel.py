@@ -159,9 +159,7 @@ class Spreading:
         """Blocks and embedding by themselves; the rest is split over tensor groups, and waits for `finish`."""
         meshes = self.meshes
         if self.tensors is not None and part is not self.model:
-            if any(tensor.device != self.device for tensor in (*part.parameters(), *part.buffers())):
-                part.to(self.device)
-            self.tensors.part(part)
+            self.tensors.part(self.moved(part))
         exchanging = list(experts_of(part)) if isinstance(part, Block) and meshes.experts is not None else []
         for moe in exchanging:
             divide_experts(moe.to(self.device), meshes.experts)  # type: ignore[arg-type]
@@ -176,6 +174,11 @@ class Spreading:
                 others = set(moe.parameters()) - divided
                 fully_shard(moe, mesh=meshes.expert_shards, mp_policy=self.alone[part], ignored_params=others)
 
+    def moved(self, part: nn.Module) -> nn.Module:
+        """A part on the device; left alone where it is there, since tensors without values cannot be moved."""
+        there = all(tensor.device == self.device for tensor in (*part.parameters(), *part.buffers()))
+        return part if there else part.to(self.device)
+
     def finish(self) -> nn.Module:
         """What is left of the model, or of each stage of a pipeline."""
         if self.division is not None:
@@ -185,7 +188,7 @@ class Spreading:
     def rest(self, part: nn.Module) -> nn.Module:
         """All of a part that is not spread yet."""
         if self.meshes.shards is None:
-            return part.to(self.device)
+            return self.moved(part)
         experts = (stacked(moe).values() for moe in experts_of(part))
         divided: set[nn.Parameter] = {p for found in experts for p in found if isinstance(p, DTensor)}
         fully_shard(part, mesh=self.meshes.shards, ignored_params=divided)
