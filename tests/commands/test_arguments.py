@@ -31,7 +31,7 @@ def test_a_path_may_have_any_bytes(tmp_path):
 def test_what_makes_no_sense_is_refused_with_name_and_value(value):
     with pytest.raises(DataError, match=r"^run: .* is not allowed; it takes ") as caught:
         check("run", value)
-    assert repr(str(value))[1:-1] in str(caught.value)
+    assert repr(str(value))[1:100].rstrip("'") in str(caught.value)  # long ones are cut
 
 
 def test_lists_are_checked_part_by_part():

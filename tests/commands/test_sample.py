@@ -95,9 +95,9 @@ def test_classes_have_the_names_of_the_images_also_in_a_run_that_is_not_finished
 def test_refusals_leave_nothing_behind(run, tmp_path, capsys):
     out = str(tmp_path / "grid.png")
     for options, message in (
-        (["--classes", "12"], "classes: 12 is not allowed; it takes 0 to 9"),
-        (["--classes", "3-99999999999"], "classes: 99999999999 is not allowed; it takes 0 to 9"),
-        (["--classes", "10"], "classes: 10 is not allowed; it takes 0 to 9"),
+        (["--classes", "12"], "classes: '12' is not allowed; it takes 0 to 9"),
+        (["--classes", "3-99999999999"], "classes: '99999999999' is not allowed; it takes 0 to 9"),
+        (["--classes", "10"], "classes: '10' is not allowed; it takes 0 to 9"),
         (["--classes", "9-3"], "classes: '9-3' is not allowed"),
         (["--classes", "cat"], "classes: 'cat' is not allowed"),
         (["--sampler", "heun"], "'heun' is not known; it takes one of ddpm, ddim, dpm, euler"),
