@@ -80,7 +80,8 @@ def write_text(file: Path) -> None:
 
 def figures(runs: Path, text: Path) -> dict[str, Any]:
     """What every finished run ended with, and what it began with."""
-    subprocess.run([sys.executable, "-m", "siamesenorm", "report", str(runs), "--out", str(runs)], check=True)
+    report_on = [sys.executable, "-m", "siamesenorm", "report", str(runs), "--out", str(runs), "--baseline", "pre"]
+    subprocess.run(report_on, check=True)
     report = json.loads((runs / "report.json").read_text(encoding="utf-8"))
     grafts = report["grafts"]
     return {
