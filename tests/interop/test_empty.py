@@ -29,13 +29,13 @@ def test_transformers(topology, moe):
 
 
 @pytest.mark.parametrize("distilled", ["", "distilled_"])
-@pytest.mark.parametrize("suffix", ["siamese", "siamese_hybrid_pre", "pre", "hyper"])
-def test_timm(distilled, suffix):
+@pytest.mark.parametrize("topology", ["siamese", "siamese:form=hybrid_pre", "pre", "hyper"])
+def test_timm(distilled, topology):
     pytest.importorskip("siamesenorm.interop.timm", exc_type=ImportError)
     import timm
 
     size = {"img_size": 32, "embed_dim": 24, "num_heads": 3, "depth": 2, "num_classes": 7}
-    model = timm.create_model(f"deit_tiny_{distilled}patch16_224_{suffix}", **size)
+    model = timm.create_model(f"deit_tiny_{distilled}patch16_224_siamese", topology=topology, **size)
     for training in (True, False):
         out = model.train(training)(torch.zeros(0, 3, 32, 32))
         for scores in out if isinstance(out, tuple) else (out,):
