@@ -44,7 +44,7 @@ ERRORS = {
     "system": OSError(28, "No space left on device", "file"),
     "defect": RuntimeError("as it happens"),
 }
-LOSS = "process {}: another process of the run has failed or was lost; its own words say why"
+LOSS = "process {}: another process of the run has failed or was lost; its own message says why"
 
 
 def command(rank: int, port: int, folder: Path, stage: str, kind: str | None) -> None:
