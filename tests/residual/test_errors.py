@@ -153,7 +153,7 @@ LONG = {
 
 @pytest.mark.parametrize("case", LONG)
 def test_long_values_are_cut_short(case):
-    for size in (61, 300, 5000):
+    for size in (301, 5000):
         with pytest.raises(TopologyError) as caught:
             LONG[case]("a" * size, size)()
         message = str(caught.value)
