@@ -62,8 +62,6 @@ def memory_need(config: RunConfig, task: Task, world: World, micro: int | None =
     micro: samples that one computes at a time; default: as the configuration has it, 1 where it chooses by this.
     The state is what is there when a step is at its fullest: weights and optimiser, and gradients that wait there.
     """
-    if world.pp > 1:  # layouts that are not counted yet
-        return least_memory(config, task, world, micro)
     try:
         need = need_of(config, layout_of(config, world, micro), "cuda" if world.device.type == "cuda" else "cpu")
     except UncountableError:
