@@ -242,7 +242,10 @@ def plan(folder: str) -> str:
         return f"{told / 2**20:.1f} / {took / 2**20:.1f}", f"{told / took:.2f}"
 
     def make(data: dict[str, Any]) -> str:
-        rows = [(name, *cell(case, "peak"), *cell(case, "sent")) for name, case in data["facts"].items()]
+        rows = [
+            (name + " †" * case.get("buffers", False), *cell(case, "peak"), *cell(case, "sent"))
+            for name, case in data["facts"].items()
+        ]
         near = [sum(abs(float(row[at]) - 1) <= 0.1 for row in rows) for at in (2, 4)]
         head = ("run", "peak, MiB: predicted / measured", "ratio", "sent, MiB", "ratio")
         words = f"Within 10 %: {near[0]} of {len(rows)} peaks, {near[1]} of {len(rows)} of the bytes sent."
