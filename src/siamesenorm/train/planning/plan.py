@@ -98,10 +98,9 @@ def make_plan(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions | Non
     assumed = assumed or Assumptions()
     found: list[LayoutChoice] = []
     refused: dict[str, str] = {}
-    kinds = list(possible_layouts(config, gpus, gpu.machine))
-    possible = {layout.name for layout in kinds if problem_of(config, layout) is None}
-    for layout in kinds:
-        problem = problem_of(config, layout)
+    tried = [(layout, problem_of(config, layout)) for layout in possible_layouts(config, gpus, gpu.machine)]
+    possible = {layout.name for layout, problem in tried if problem is None}
+    for layout, problem in tried:
         if problem is None:
             found.append(evaluate(config, layout, gpu, assumed, _estimated(config, layout)))
         elif layout.name not in possible:

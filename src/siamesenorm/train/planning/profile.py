@@ -107,7 +107,7 @@ class Question:
     ep: int = 1
     """Processes that tokens travel between to the experts they chose."""
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """All that decides the answer."""
         c = self.config
