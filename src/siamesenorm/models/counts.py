@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -46,18 +46,24 @@ class Counts:
     """AdamW's two moments."""
     training_bytes: int
     """Weights, gradients and moments."""
-    activation_bytes: int
-    """Kept for backward per unit in eager mode, an estimate."""
+    activations: Callable[[], float] = field(repr=False, compare=False)
+    """Counts the numbers kept for backward per unit; it takes longer than all else here together."""
 
-    def as_json(self) -> dict[str, int | float]:
-        """Plain numbers by name."""
-        return asdict(self)
+    @cached_property
+    def activation_bytes(self) -> int:
+        """Kept for backward per unit in eager mode, an estimate."""
+        return FLOAT32 * int(self.activations())
+
+    def as_json(self, *, activations: bool = True) -> dict[str, int | float]:
+        """Plain numbers by name; activations: whether those are counted too."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "activations"}
+        return {**plain, "activation_bytes": self.activation_bytes} if activations else plain
 
 
-def counts_of(model: Any, *, flops: float, length: int, activations: int, idle: int = 0) -> Counts:
+def counts_of(model: Any, *, flops: float, length: int, activations: Callable[[], float], idle: int = 0) -> Counts:
     """Counts of a model of any family, which may lie on the meta device; all but its stack counts as embedding.
 
-    flops: of a unit's forward pass. activations: numbers kept of a unit. idle: parameters that a unit does not use.
+    flops: of a unit's forward pass. activations: counts numbers kept of a unit. idle: parameters it does not use.
     """
     residual = model.residual
     with torch.device("meta"):
@@ -75,7 +81,7 @@ def counts_of(model: Any, *, flops: float, length: int, activations: int, idle: 
         weight_bytes=FLOAT32 * total,
         optimizer_bytes=2 * FLOAT32 * total,
         training_bytes=4 * FLOAT32 * total,
-        activation_bytes=FLOAT32 * activations,
+        activations=activations,
     )
 
 
@@ -109,6 +115,7 @@ def kept_by_links(topology: str, blocks: int, norms: Norms, dim: int, *, gated: 
     return narrow if dim == NARROW else narrow + (dim - NARROW) * (kept(2 * NARROW) - narrow) / NARROW
 
 
+@cache
 def kept_by_narrow_links(topology: str, blocks: int, norms: Norms, width: int, *, gated: bool) -> float:
     """The same of a stack that is made."""
     tokens = 8

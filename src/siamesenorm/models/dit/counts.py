@@ -17,8 +17,9 @@ def count_dit(config: DiTConfig) -> Counts:
     """Count a configuration's model; the unit is an image seen once."""
     with torch.device("meta"):
         model = DiT(config)
-    kept = activations_of_dit(model)
-    return counts_of(model, flops=flops_of_dit(config), length=config.tokens, activations=kept)
+    return counts_of(
+        model, flops=flops_of_dit(config), length=config.tokens, activations=lambda: activations_of_dit(model)
+    )
 
 
 def flops_of_dit(config: DiTConfig) -> float:

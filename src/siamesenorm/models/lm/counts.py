@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.counts import (
-    FLOAT32,
     Counts,
     counts_of,
     flops_per_token,
@@ -31,22 +29,20 @@ def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
     length = length or config.max_length
     with torch.device("meta"):
         model = LanguageModel(config)
-    counted = counts_of(
-        model, flops=flops_of_token(model, length), length=length, activations=0, idle=idle_parameters(model)
-    )
-    links = kept_by_links(config.topology, config.blocks, model.residual.norms, config.dim)
-    activations = int(links + kept_inside_of_token(model))
-    return replace(counted, activation_bytes=FLOAT32 * activations)
+    flops, idle = flops_of_token(model, length), idle_parameters(model)
+    return counts_of(model, flops=flops, length=length, activations=lambda: kept_of_token(model), idle=idle)
 
 
-def kept_inside_of_token(model: LanguageModel) -> float:
-    """Numbers of a token that autograd keeps inside of all sublayers."""
-    tokens = min(SEEN_TOKENS, model.config.max_length)
+def kept_of_token(model: LanguageModel) -> float:
+    """Numbers of a token kept by links, and in sublayers; the model lies on the meta device and is changed."""
+    c = model.config
+    tokens = min(SEEN_TOKENS, c.max_length)
 
     def inputs(block: Block, rows: int) -> tuple[Tensor, Any]:
-        return torch.empty(rows, tokens, model.config.dim), model.context(torch.zeros(rows, tokens, dtype=torch.long))
+        return torch.empty(rows, tokens, c.dim), model.context(torch.zeros(rows, tokens, dtype=torch.long))
 
-    return kept_in_sublayers(model, inputs) / tokens
+    links = kept_by_links(c.topology, c.blocks, model.residual.norms, c.dim)
+    return links + kept_in_sublayers(model, inputs) / tokens
 
 
 def idle_parameters(model: LanguageModel) -> int:

@@ -16,8 +16,9 @@ def count_vit(config: ViTConfig) -> Counts:
     """Count a configuration's model; the unit is an image."""
     with torch.device("meta"):
         model = VisionTransformer(config)
-    kept = activations_of_image(model)
-    return counts_of(model, flops=flops_of_image(config), length=config.tokens, activations=kept)
+    return counts_of(
+        model, flops=flops_of_image(config), length=config.tokens, activations=lambda: activations_of_image(model)
+    )
 
 
 def flops_of_image(config: ViTConfig) -> float:
