@@ -215,7 +215,7 @@ def test_a_presets_grid_shows_what_was_published(tmp_path):
         (["."], "holds no run"),
         (["{run}", "--metric", "beauty"], "--metric: 'beauty' is not known"),
         (["{run}", "--baseline", "post"], "is not among the runs"),
-        (["{run}", "--figures", "gif"], "--figures: 'gif' is not known; it takes png, svg, pdf"),
+        (["{run}", "--figures", "gif"], "--figures: 'gif' is not known; it takes one of png, svg, pdf"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, tmp_path, capsys, monkeypatch):

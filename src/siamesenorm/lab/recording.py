@@ -18,7 +18,6 @@ from typing import Any, Self
 from siamesenorm.errors import ConfigError
 from siamesenorm.tasks.own import OwnLanguageTask, OwnTask, Setting
 from siamesenorm.train.facts import Facts
-from siamesenorm.train.fields import shown
 from siamesenorm.train.folder import METRICS, MetricsFile, RunFolder, State, read_metrics
 from siamesenorm.train.recipes import parse_config
 
@@ -236,4 +235,4 @@ def as_number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"{name}: {shown(value)} is not allowed; it takes a number") from None
+        raise ConfigError.not_allowed(name, value, "a number") from None

@@ -32,10 +32,9 @@ from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import parse_json, read_model
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_tree
 from siamesenorm.data.replacement import Replacement
-from siamesenorm.errors import ConfigError, DataError
+from siamesenorm.errors import ConfigError, DataError, shown
 from siamesenorm.train import checkpoint_folder
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.fields import shown
 from siamesenorm.train.recipes import load_recipe, parse_config
 from siamesenorm.train.resuming import refused_change
 from siamesenorm.train.yaml import write_yaml
