@@ -35,6 +35,7 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import Loop
+from siamesenorm.train.progress import RunProgress
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.speed import Peak
 
@@ -78,8 +79,8 @@ def engine_loop(config: RunConfig, folder: Path) -> tuple[Callable[[], None], Lo
     """Steps of the engine, as `siamesenorm train` takes them."""
     run = RunFolder(folder)
     run.begin(config, "auto")
-    loop = Loop(Engine(config, find_task(config.task)(config), World()), run, QuietDisplay())
-    loop.restore()
+    loop = Loop(RunProgress(Engine(config, find_task(config.task)(config), World()), run, QuietDisplay()))
+    loop.progress.restore()
     loop.recorder.peak = Peak(1e12)
 
     def step() -> None:
@@ -142,7 +143,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             engine, loop = engine_loop(config, Path(folder))
             result = interleave(bare_loop(config), engine, args.rounds, args.steps)
-            loop.close()
+            loop.progress.close()
             loop.engine.close()
         report["shapes"][name] = result
         for kind, row in result.items():

@@ -15,6 +15,7 @@ from siamesenorm.train.checkpoint_folder import CheckpointFolder
 from siamesenorm.train.display import Display
 from siamesenorm.train.folder import METRICS, OWN, STATUS, WEIGHTS, MetricsFile, RunFolder, read_metrics
 from siamesenorm.train.loop import Loop, train
+from siamesenorm.train.progress import RunProgress
 from siamesenorm.train.recipes import resolve
 
 from .small_runs import evaluations, losses, tiny, weights
@@ -373,5 +374,5 @@ def test_a_signal_does_not_claim_a_save_that_failed(tmp_path, monkeypatch):
         return verdict
 
     monkeypatch.setattr(Loop, "take_step", take_step)
-    monkeypatch.setattr(Loop, "save", lambda self, wait=False: False)
+    monkeypatch.setattr(RunProgress, "save", lambda self, wait=False: False)
     assert "was not saved" in train(tiny(), tmp_path / "run").message

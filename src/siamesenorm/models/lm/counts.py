@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.counts import (
     Counts,
     counted_once,
@@ -65,11 +64,3 @@ def flops_of_token(model: LanguageModel, length: int) -> float:
         seen = windowed * (c.window - c.window * (c.window - 1) / (2 * length)) + (1 - windowed) * seen
     weights = size_of_sublayers(model) - idle_parameters(model) + c.vocab_size * c.dim
     return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.dim_per_head, seen=seen)
-
-
-def activations_of_token(config: LMConfig, links: float) -> int:
-    """Numbers kept by links, and in sublayers at least: q, k, v, attention's output, the FFN's inner."""
-    c, up = config, 2 if config.activation in GATED else 1
-    heads = 2 * (c.heads + c.num_kv_heads) * c.dim_per_head
-    hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim
-    return int(links * c.dim) + c.blocks * (heads + (1 + up) * hidden)
