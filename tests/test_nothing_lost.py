@@ -46,11 +46,6 @@ LEFT = re.compile(r"\.[^/]+\.[0-9a-f]{8}\.(partial|replaced)(/.*)?")
 Act = Callable[[Path], object]
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 class Sweep:
     """A place in a yard, made ready once, on a copy of which every failure is tried."""
 
