@@ -1,4 +1,4 @@
-"""How the tests' own processes compute: on how many threads, with the compiled kernels or without, and no disk waits."""
+"""How the tests' own processes compute: on how many threads, with compiled kernels or without, waiting for no disk."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Machine:
     def settle(self):
         """Make this process compute so; before test modules ask whether there are kernels."""
         torch.set_num_threads(self.threads)
-        os.fsync = lambda descriptor: None  # processes are killed here, machines are not: a third of the suite's time
+        os.fsync = lambda descriptor: None  # processes are killed here, machines are not
         if not self.kernels:
             native.library = lambda: None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import errno
 import itertools
-import os
 import re
 import shutil
 from collections.abc import Callable
