@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property, partial
-from typing import Any, cast
+from functools import cached_property, lru_cache, partial, wraps
+from typing import Any, ParamSpec, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual import Gated, Norms, Residual
+from siamesenorm.residual.kernels import native
 from siamesenorm.residual.kernels.eager import planned_for
 
+P = ParamSpec("P")
 FLOAT32 = 4
+KEPT = 32
+"""Configurations whose counts are kept."""
 NARROW = 64
 """Width of the stacks on which it is seen what links keep."""
 
@@ -58,6 +62,20 @@ class Counts:
         """Plain numbers by name; activations: whether those are counted too."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "activations"}
         return {**plain, "activation_bytes": self.activation_bytes} if activations else plain
+
+
+def counted_once(count: Callable[P, Counts]) -> Callable[P, Counts]:
+    """Keep what was counted of the last configurations, with the compiled kernels and without them apart."""
+
+    @lru_cache(KEPT)
+    def kept(kernels: bool, *args: P.args, **options: P.kwargs) -> Counts:
+        return count(*args, **options)
+
+    @wraps(count)
+    def counted(*args: P.args, **options: P.kwargs) -> Counts:
+        return kept(native.allowed() and native.library() is not None, *args, **options)  # type: ignore[arg-type]
+
+    return counted
 
 
 def counts_of(model: Any, *, flops: float, length: int, activations: Callable[[], float], idle: int = 0) -> Counts:
@@ -115,7 +133,6 @@ def kept_by_links(topology: str, blocks: int, norms: Norms, dim: int, *, gated: 
     return narrow if dim == NARROW else narrow + (dim - NARROW) * (kept(2 * NARROW) - narrow) / NARROW
 
 
-@cache
 def kept_by_narrow_links(topology: str, blocks: int, norms: Norms, width: int, *, gated: bool) -> float:
     """The same of a stack that is made."""
     tokens = 8

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from siamesenorm.models.counts import (
     Counts,
+    counted_once,
     counts_of,
     flops_per_token,
     kept_by_links,
@@ -23,6 +24,7 @@ SEEN_TOKENS = 16
 """Of a row on which it is seen what sublayers keep."""
 
 
+@counted_once
 def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
     """Count a configuration's model at sequence length `length` (default: its longest); the unit is a token."""
     length = length or config.max_length

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from siamesenorm.layers.mlp import GATED
-from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_by_links, kept_in_sublayers
+from siamesenorm.models.counts import Counts, counted_once, counts_of, flops_per_token, kept_by_links, kept_in_sublayers
 from siamesenorm.models.stack import Block
 from siamesenorm.models.vit.config import ViTConfig
 from siamesenorm.models.vit.model import VisionTransformer
 
 
+@counted_once
 def count_vit(config: ViTConfig) -> Counts:
     """Count a configuration's model; the unit is an image."""
     with torch.device("meta"):
