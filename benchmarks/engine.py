@@ -150,7 +150,7 @@ def main() -> None:
             print(
                 f"{name:18s} {kind:5s} engine / bare {row['ratio']:.3f} "
                 f"({row['quartiles'][0]:.3f}..{row['quartiles'][1]:.3f}), minima {row['ratio_of_minima']:.3f}, "
-                f"{row['bare_milliseconds']:.1f} -> {row['engine_milliseconds']:.1f} ms a step"
+                f"{row['bare_milliseconds']:.1f} -> {row['engine_milliseconds']:.1f} ms per step"
             )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=1) + "\n")

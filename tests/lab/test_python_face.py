@@ -295,7 +295,7 @@ broken = 3
 """
 
 
-def test_the_command_takes_a_model_of_a_file(tmp_path, capsys):
+def test_the_command_takes_a_model_of_a_file(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(FILE)
     out = tmp_path / "out"

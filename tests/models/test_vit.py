@@ -8,9 +8,8 @@ import torch.nn.functional as F
 
 from closeness import assert_same_gradients
 from siamesenorm.field_errors import FieldError
-from siamesenorm.layers.patch import PatchEmbedding
+from siamesenorm.layers.patch import PatchEmbedding, resample_positions, square_grid
 from siamesenorm.models.vit import VisionTransformer, ViTConfig
-from siamesenorm.models.vit.positions import resample_positions, square_grid
 from siamesenorm.train.activations import KINDS, checkpoint_activations
 
 from .small import ALL

@@ -55,9 +55,10 @@ def prepare(
     validation: Annotated[float, typer.Option(help="Share of the text to hold out.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Decides which parts are held out.")] = 0,
     shard_bytes: Annotated[
-        int | None, typer.Option(help="Bytes of text a shard; by default a 64th, 1 MiB to 256 MiB.", show_default=False)
+        int | None,
+        typer.Option(help="Bytes of text per shard; by default a 64th, 1 MiB to 256 MiB.", show_default=False),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.", show_default=False)] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.", show_default=False)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another preparation in the folder.")] = False,
 ) -> None:
     """Turn text into token shards with an index; run it again to go on after an interruption."""

@@ -50,7 +50,7 @@ class ComparisonRequest:
     metric: str | None = None
     baseline: str | None = None
     own: Given | None = None
-    """A model of somebody's own."""
+    """A user's own model."""
     model: str | None = None
     """``FILE.py:NAME``, where other processes can make that model."""
     source: GraftSource | None = None
@@ -232,7 +232,7 @@ def compare(
 
 
 def own_parts(model: Any, data: Any, validation: Any, loss: Any) -> tuple[Given | None, str | None]:
-    """What was given of somebody's own, None for a recipe; and the file that other processes can make it of, if any."""
+    """The user's own model, None for a recipe; and the file that other processes can make it of, if any."""
     if callable(model):
         return Given(model, data, validation, loss), None
     if not isinstance(model, str):

@@ -1,4 +1,4 @@
-"""Runs that were made elsewhere, in folders that `siamesenorm report` takes: a recorder for anybody's own loop.
+"""Runs that were made elsewhere, in folders that `siamesenorm report` takes: a recorder for your own loop.
 
 with siamesenorm.record("runs/mine/pre-0", topology="pre", lr=1e-3, seed=0) as run:
     for batch in batches:
@@ -90,7 +90,7 @@ def record(
 
 
 class Recording:
-    """One run of somebody else's loop; see `record`."""
+    """One run of another loop; see `record`."""
 
     def __init__(
         self,

@@ -192,7 +192,7 @@ class Manifold(Rows):
         self.collapse = collapse
 
     def link(self, place: Place) -> Link:
-        """One set of mappings a sublayer, its favoured row in turn."""
+        """One set of mappings per sublayer, its favoured row in turn."""
         return SinkhornLink(self.norm("input"), self.dim, place.index, self.norms.eps, self.options)
 
     def close(self, streams: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ class ManifoldLite(Rows):
  H_pre = σ(·)   H_post = 2σ(·)   H_res = Σ softmax(·) · permutations, all from the token's own rows"""
 
     def link(self, place: Place) -> Link:
-        """One set of mappings a sublayer, its favoured row in turn."""
+        """One set of mappings per sublayer, its favoured row in turn."""
         return PermutationLink(self.norm("input"), self.dim, place.index, self.norms.eps, self.options.rate)
 
     def close(self, streams: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class LanguageTask(Task):
             )
         if data.weights is not None and len(data.weights) != len(data.train):
             raise ValueError(
-                f"data.weights = {list(data.weights)} is not allowed; it takes {len(data.train)} numbers, one a corpus"
+                f"data.weights = {list(data.weights)} is not allowed; it takes {len(data.train)}, one per corpus"
             )
 
     def __init__(self, config: Any) -> None:

@@ -66,7 +66,7 @@ LOCK = ".lock"
 LEFT = re.compile(hidden_names("|".join(map(re.escape, (CONFIG, *FILES)))))
 """Files that killed writers leave behind."""
 SECTIONS = {"task", "model", "data", "train", "optimizer", "schedule", "checkpoint", "logging", "parallel"}
-"""All of these are in a run's configuration, and not in one that somebody wrote for something else."""
+"""All of these are in a run's configuration, and not in one written for something else."""
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
 Mode = Literal["auto", "resume", "restart"]

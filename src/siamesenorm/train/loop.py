@@ -24,12 +24,12 @@ from siamesenorm.train.display import Display, QuietDisplay
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine, StepResult
-from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.facts import Facts
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
 from siamesenorm.train.progress import Result, RunProgress
+from siamesenorm.train.recipes import in_steps
 from siamesenorm.train.resuming import changes
 from siamesenorm.train.starting import starting_weights
 from siamesenorm.train.trackers import check_trackers
@@ -138,7 +138,7 @@ class Loop:
         self.evaluates: int | None = getattr(self.config.evaluation, "every", None)
         self.saves = checkpoint.every, checkpoint.permanent
         self.looks = self.config.logging.every, self.evaluates, *self.saves
-        """Every how many steps somebody looks at the run."""
+        """Every how many steps the numbers of a run are read."""
 
     @property
     def step(self) -> int:
@@ -174,8 +174,8 @@ class Loop:
     def take_step(self) -> Verdict | None:
         """Compute the next step and take it, leave it out, or go back; a verdict that ends the run is returned.
 
-        Where the engine runs ahead, the step is taken at once and judged with others, before anybody looks: a line on
-        the screen, an evaluation, a checkpoint. What lies behind a bad one then counts for nothing.
+        Where the engine runs ahead, the step is taken at once and judged with others, before their numbers are needed:
+        for a line on the screen, an evaluation, a checkpoint. What lies behind a bad one then counts for nothing.
         """
         if not self.begun:
             self.started = time.perf_counter()

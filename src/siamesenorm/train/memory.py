@@ -100,7 +100,7 @@ def sharing(world: World) -> int:
 
 
 class Room(NamedTuple):
-    """Bytes that can be had, at most, by all processes that share them, and who says so."""
+    """Bytes available, at most, to all processes that share them, and who says so."""
 
     size: float
     words: str
@@ -110,7 +110,7 @@ class Room(NamedTuple):
 
 
 def free_memory(device: torch.device, processes: int = 1) -> Room | None:
-    """What can be had; None where the system does not say."""
+    """Available memory; None where the system does not say."""
     if device.type == "cuda":
         return Room(float(torch.cuda.mem_get_info(device)[0]), "this GPU has {} free")
     rooms = [machine_room(), group_room(), process_room(processes)]

@@ -189,7 +189,7 @@ class RunProgress:
         return Result(state, self.step, self.loss, message, self.folder.path, self.evaluation, received)
 
     def fail(self, error: OSError) -> None:
-        """Leave word of what the system refused, as far as it still lets us."""
+        """Record what the system refused, as far as it still lets us."""
         reason = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
         with contextlib.suppress(OSError):
             self.status("failed", message=f"step {self.step}: {reason}; the same command goes on from the last save")

@@ -197,3 +197,16 @@ def _config_class(task: type[Task]) -> type[RunConfig]:
     made: type[RunConfig] = create_model(f"{task.name.title()}RunConfig", __base__=RunConfig, **fields)
     copyreg.pickle(made, lambda config: (parse_config, (config.as_dict(),)))  # made here, so it has no name to pickle
     return made
+
+
+def in_steps(config: RunConfig) -> RunConfig:
+    """The same run with steps instead of epochs; one that has no epochs comes back as it is, its data unopened."""
+    if config.train.epochs is None:
+        return config
+    samples = find_task(config.task)(config).epoch_samples
+    try:
+        return config.in_steps(samples)
+    except ValidationError as error:
+        raise ConfigError(explain(error, type(config))) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

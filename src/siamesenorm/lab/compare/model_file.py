@@ -1,4 +1,4 @@
-"""A model of somebody's own from a file of Python: ``my_model.py:make_model``.
+"""A user's own model from a file of Python: ``my_model.py:make_model``.
 
 The file is code that its user runs, named on the command line or in a call; nothing else ever names one.
 """

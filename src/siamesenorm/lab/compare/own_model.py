@@ -1,4 +1,4 @@
-"""Models of somebody's own in a grid: the recipe that stands for them, and what is asked of them beforehand."""
+"""Users' own models in a grid: the recipe that stands for them, and what is asked of them beforehand."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class ThisProcess:
         order = CellOrder(config, str(progress.folder), provenance, threads, alone=False)
         try:
             progress.state = run_cell(order, send)
-        except (ConfigError, DataError, OSError) as error:  # a defect in somebody's model shows its own trace
+        except (ConfigError, DataError, OSError) as error:  # a defect in a user's model shows its own trace
             progress.update({"kind": "failed", "message": " ".join(str(error).split())})
         return progress.state != "interrupted"
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.data import ValidationData
-from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.packing import make_batch
 from siamesenorm.data.reading import read_object
+from siamesenorm.data.texts import embedded_tokens
 from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
 from siamesenorm.errors import DataError, InspectionError

@@ -57,7 +57,7 @@ def describe(
     progress: Progress = lambda done: None,
     sharing: Sharing = ALONE,
 ) -> Described:
-    """Statistics, features and logits of all pictures; progress hears of every batch's size.
+    """Statistics, features and logits of all pictures; progress is called with every batch's size.
 
     sharing: processes that share the batches.
     """
