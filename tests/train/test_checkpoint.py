@@ -18,8 +18,9 @@ from siamesenorm.data.tensor_files import LazyTensors
 from siamesenorm.errors import DataError
 from siamesenorm.train import checkpoint as module
 from siamesenorm.train import weights as weights_module
-from siamesenorm.train.checkpoint import CheckpointError, CheckpointStore, export_weights
-from siamesenorm.train.manifest import MANIFEST, Manifest
+from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.manifest import MANIFEST, CheckpointError, Manifest
+from siamesenorm.train.weights import export_weights
 
 from .tiny import TinyRun, tiny_model
 from .worlds import run_world
