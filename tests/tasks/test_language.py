@@ -218,7 +218,6 @@ BAD = {
     "vocab_size=100": "model.vocab_size = 100 is not allowed; it takes 258 or more",
     "data.tokenizer=nowhere.json": "tokenizer",
     "data.weights=[0]": "weights",
-    "lm_eval=[no-such-task]": "lm_eval",
 }
 
 

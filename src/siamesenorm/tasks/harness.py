@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -52,10 +53,16 @@ def resolve_tasks(names: Sequence[str]) -> list[str]:
 
 
 def task_manager(names: Sequence[str]) -> Any:
-    """The harness' index of tasks; its own thousands are only read where one of them is wanted."""
+    """The harness' index of tasks; its own thousands are only read where one of them is wanted, and once."""
+    return task_index(not set(names) <= set(local_tasks()))
+
+
+@functools.cache
+def task_index(defaults: bool) -> Any:
+    """Ours, and with them the harness' own: some ten seconds of reading."""
     from lm_eval.tasks import TaskManager
 
-    return TaskManager(include_path=str(TASKS), include_defaults=not set(names) <= set(local_tasks()))
+    return TaskManager(include_path=str(TASKS), include_defaults=defaults)
 
 
 def task_directions(names: Sequence[str]) -> dict[str, dict[str, bool]]:
