@@ -27,7 +27,7 @@ RUN = {"steps": 6, "batch_size": 4, "sequence_length": LENGTH, "lrs": [1e-2], "s
 
 
 class Model(nn.Module):
-    """Two FFNs over embeddings: a language model of somebody's own."""
+    """Two FFNs over embeddings: a user's own language model."""
 
     def __init__(self, topology):
         super().__init__()

@@ -35,7 +35,6 @@ SMALL = [
     "peak_flops=1e12",
 ]
 DISTILLED = ["model.distilled=true", "loss.alpha=0.3", "tau=3.0"]
-IMAGENET = {"mean": "[0.485,0.456,0.406]", "std": "[0.229,0.224,0.225]"}
 
 
 def small(*overrides):

@@ -42,11 +42,11 @@ def engine(*overrides: str) -> Engine:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """Loss by step; a step that stands twice fails."""
+    """Loss by step; a step that is there twice fails."""
     found: dict[int, float] = {}
     for record in read_metrics(folder):
         if "loss" in record:
-            assert record["step"] not in found, f"step {record['step']} stands twice"
+            assert record["step"] not in found, f"step {record['step']} is there twice"
             found[record["step"]] = record["loss"]
     return found
 

@@ -1,4 +1,4 @@
-"""Whole runs: the same configuration gives the same losses, interrupted or not; nothing stands twice or is lost."""
+"""Whole runs: the same configuration gives the same losses, interrupted or not; nothing is recorded twice or lost."""
 
 import json
 import os

@@ -93,7 +93,7 @@ def fid(
     )
     with computing(device, precision) as place:
         stage = partial(counting_bar, Console(stderr=True, quiet=not place.is_main))
-        found = question.answer(place, batch_size=batch_size, stage=stage)
+        found = question.answer(place, stage, batch_size=batch_size)
     if found is None:
         return
     if as_json:

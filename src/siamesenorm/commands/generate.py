@@ -42,11 +42,10 @@ def generate(
     precision: Precision = "fp32",
 ) -> None:
     """Let a trained language model go on with a text, or with several; under torchrun processes share them."""
-    from siamesenorm.lab.generation import check_stops, continue_texts
+    from siamesenorm.lab.generation import continue_texts
     from siamesenorm.models.lm import Sampling
 
     sampling = Sampling(temperature, top_k, top_p)
-    check_stops(stop or [])
     texts = [prompt for prompt in prompts or [""] for _ in range(samples)]
     with computing(device, precision) as place:
         answers = continue_texts(

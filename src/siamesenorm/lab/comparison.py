@@ -22,8 +22,7 @@ from siamesenorm.lab.compare.engines import check_engine, open_engine
 from siamesenorm.lab.compare.grafts import GraftSource, open_graft_source
 from siamesenorm.lab.compare.grid import Grid
 from siamesenorm.lab.compare.live import console_of, open_table
-from siamesenorm.lab.compare.model_file import open_model_file
-from siamesenorm.lab.compare.own_model import own_recipe
+from siamesenorm.lab.compare.own_model import open_model_file, own_recipe
 from siamesenorm.lab.compare.preparation import OneComparison, Prepared, check_metric, prepare_grid, prepare_text
 from siamesenorm.lab.compare.presets import GridPreset, find_preset
 from siamesenorm.lab.compare.runner import ThisProcess

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +42,9 @@ class FidelityReport:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data by name."""
-        accuracy = {} if self.accuracy is None else {"accuracy": self.accuracy}
-        return {
-            "features": self.features,
-            "network": self.network,
-            "images": self.images,
-            "reference_images": self.reference_images,
-            **accuracy,
-            **self.figures,
-            "notes": self.notes,
-        }
-
-
-def unseen(stage: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
-    """A stage that nobody looks at."""
-    return nullcontext(lambda images: None)
+        plain = {name: value for name, value in asdict(self).items() if name != "accuracy" or value is not None}
+        figures, notes = plain.pop("figures"), plain.pop("notes")
+        return {**plain, **figures, "notes": notes}
 
 
 class FidelityQuestion:
@@ -82,7 +70,7 @@ class FidelityQuestion:
             raise DataError(f"--cache: {str(self.cache)!r} is a file; it takes a folder")
         self.reference, self.weights, self.classifier, self.save_stats = reference, weights, classifier, save_stats
 
-    def answer(self, place: Inference, *, batch_size: int = BATCH, stage: Stage = unseen) -> FidelityReport | None:
+    def answer(self, place: Inference, stage: Stage, *, batch_size: int = BATCH) -> FidelityReport | None:
         """Every figure; None in all processes but the main one."""
         with stage("classifier" if self.weights is None else "weights", None):
             network = open_network(self.weights, self.classifier, self.reference, self.cache, place.device, place.dtype)

@@ -13,12 +13,6 @@ from siamesenorm.tasks.sharing import mixed_seed
 from siamesenorm.train.inference import Inference
 
 
-def check_stops(stops: Sequence[str]) -> None:
-    """Raise where a text that is to end an answer has no character."""
-    if "" in stops:
-        raise ConfigError("stop: an empty text is not allowed; it takes at least one character")
-
-
 def continue_texts(
     folder: Path,
     texts: Sequence[str],
@@ -34,7 +28,8 @@ def continue_texts(
 
     seed: a text is drawn by it and by its own number, not by its neighbours in a batch.
     """
-    check_stops(stops)
+    if "" in stops:
+        raise ConfigError("stop: an empty text is not allowed; it takes at least one character")
     found, sampling = open_folder(folder), sampling or Sampling()
     tokenizer, limit, model = found.tokenizer, found.model.config.max_length, place.ready(found.model)
     rows = [tokenizer.encode(text) or [tokenizer.eos_id] for text in texts]

@@ -37,9 +37,6 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
 from siamesenorm.train.sharded_files import ShardReader, ShardWriter, read_sizes
 from siamesenorm.train.training_state import Restoring, Staged, State, flatten
-from siamesenorm.train.weights import export_weights, gather_weights
-
-__all__ = ["Checkpoint", "CheckpointError", "CheckpointStore", "export_weights", "gather_weights"]
 
 log = logging.getLogger("siamesenorm")
 
@@ -66,7 +63,7 @@ class CheckpointStore:
     """The checkpoints of one run, in a folder that all its processes see.
 
     keep: how many of the newest complete ones stay. report: is called, on the main process and with one sentence, for
-    damaged checkpoints and of saves that failed; default: a warning in the log.
+    damaged checkpoints and saves that failed; default: a warning in the log.
     """
 
     def __init__(

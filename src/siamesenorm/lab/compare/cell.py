@@ -43,7 +43,7 @@ def run_cell(order: CellOrder, send: Send) -> State:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(order.gpu)  # before this process touches a GPU
     import torch
 
-    from siamesenorm.lab.compare.model_file import open_model_file
+    from siamesenorm.lab.compare.own_model import open_model_file
     from siamesenorm.tasks.own import given
     from siamesenorm.train.loop import train
     from siamesenorm.train.recipes import parse_config

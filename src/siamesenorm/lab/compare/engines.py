@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from siamesenorm.data.workers import available_cores
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.runner import CellProgress, GridWatcher, LocalEngine
-from siamesenorm.train.provenance import cores, threads_asked_for
+from siamesenorm.train.provenance import threads_asked_for
 
 ENGINES = ("local", "ray")
 
@@ -48,4 +49,4 @@ def local_engine(jobs: int | None = None, model: str | None = None) -> LocalEngi
     import torch
 
     gpus = torch.cuda.device_count()
-    return LocalEngine(jobs or gpus or max(1, cores() // (threads_asked_for() or 1)), gpus=gpus, model=model)
+    return LocalEngine(jobs or gpus or max(1, available_cores() // (threads_asked_for() or 1)), gpus=gpus, model=model)
