@@ -4,16 +4,19 @@
     python benchmarks/plan.py --quick
 
 Memory is the growth of the first process's resident set from before the model is made to the fullest moment of its
-third step; a tiny model has taken steps before, so that code and threads are there. Every run has processes of its
-own: what an earlier one has not given back would hide a later one's growth. Bytes are what the system counts
-on the process's sockets during that step (Linux only). Processes are those of ``torchrun``: the real engine over gloo,
-in fp32 on CPUs. Gloo scatters sums by summing them everywhere, which sends twice a ring's bytes, and is predicted so.
+third step, in pipelines the largest of all processes'. A tiny model has taken steps before, so that code and threads
+are there, and the largest matrices were multiplied, for which the mathematical library keeps buffers of its own. Every
+run has processes of its own: what an earlier one has not given back would hide a later one's growth. Bytes are what
+the system counts on the process's sockets during that step (Linux only). Processes are those of ``torchrun``: the real
+engine over gloo, in fp32 on CPUs. Gloo scatters sums by summing them everywhere, which sends twice a ring's bytes, and
+is predicted so.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -67,6 +70,15 @@ def cases(quick: bool) -> list[dict[str, Any]]:
     ]
     experts = {"topology": "pre", "checkpointing": "none", "mode": "fsdp", "parts": 1}
     found += [{**experts, "processes": size, "ep": ep} for size, ep in ((2, 1), (2, 2), (4, 2))]
+    piped = {"topology": "siamese", "checkpointing": "none", "pp": 2}
+    found += [{**piped, "processes": 2, "mode": "ddp", "parts": parts} for parts in (2, 4)]
+    found.append({**piped, "topology": "attnres", "processes": 2, "mode": "ddp", "checkpointing": "full", "parts": 4})
+    for schedule in ("gpipe", "interleaved_1f1b"):
+        found.append({**piped, "processes": 2, "mode": "ddp", "parts": 4, "schedule": schedule})
+    found += [
+        {**piped, "processes": 4, "mode": mode, "group": group, "parts": 4}
+        for mode, group in (("fsdp", None), ("tp", 2))
+    ]
     return found
 
 
@@ -74,12 +86,16 @@ def config_of(case: dict[str, Any]) -> Any:
     """The run of a case."""
     from siamesenorm.train.recipes import resolve
 
-    data = case["processes"] // (case.get("group") or case["processes"]) if case["mode"] == "tp" else case["processes"]
+    data = case["processes"] // case.get("pp", 1)
+    if case["mode"] == "tp":
+        data //= case.get("group") or data
     group = [f"parallel.group={case['group']}"] if case.get("group") else []
     if case.get("whole"):
         group += ["parallel.sequence_parallel=false", "parallel.loss_parallel=false"]
     if "ep" in case:
         group += [EXPERTS, f"parallel.ep={case['ep']}"]
+    if "pp" in case:
+        group += [f"parallel.pp={case['pp']}", f"parallel.schedule={case.get('schedule', '1f1b')}"]
     return resolve(
         "lm-tiny",
         [
@@ -98,21 +114,26 @@ def config_of(case: dict[str, Any]) -> Any:
 def predicted(case: dict[str, Any]) -> dict[str, float]:
     """What the plan says of one process."""
     from siamesenorm.train.distributed import World
-    from siamesenorm.train.planning.layouts import layout_of, of_process
-    from siamesenorm.train.planning.needs import need_of, parts_of
+    from siamesenorm.train.planning.layouts import layout_of
+    from siamesenorm.train.planning.needs import need_of
     from siamesenorm.train.planning.timing import sent_by
 
     config = config_of(case)
-    size, ep = case["processes"], case.get("ep", 1)
-    world = World(0, size, 0, size, mode=case["mode"], group=case.get("group"), ep=ep)
+    size = case["processes"]
+    world = World(0, size, 0, size, **places(case))
     layout = layout_of(config, world)
     need = need_of(config, layout, "cpu")
-    sent = sent_by(config, layout, parts_of(of_process(config, layout)))
+    sent = sent_by(config, layout)
     return {
         "peak": need.peak,
         "activations": need.activations,
         "sent": sent.all + sent.reduce_scatter + sent.tensor_scattered,
     }
+
+
+def places(case: dict[str, Any]) -> dict[str, Any]:
+    """How a world's processes are divided."""
+    return {"mode": case["mode"], "group": case.get("group"), "ep": case.get("ep", 1), "pp": case.get("pp", 1)}
 
 
 def free_ports(count: int) -> list[int]:
@@ -170,15 +191,16 @@ def measure_one(case: dict[str, Any], started: Any) -> dict[str, float]:
     from siamesenorm.train.distributed import World
     from siamesenorm.train.engine import Engine
 
-    size, ep = started.size, case.get("ep", 1)
-    world = World(started.rank, size, started.rank, size, mode=case["mode"], group=case.get("group"), ep=ep)
+    world = World(started.rank, started.size, started.rank, started.size, **places(case))
     config = config_of(case)
     small = config.model_copy(
-        update={"model": config.model.model_copy(update={"dim": 32, "ffn_dim": 32, "blocks": 2, "vocab_size": 258})}
+        update={"model": config.model.model_copy(update={"dim": 32, "ffn_dim": 32, "vocab_size": 258})}
     )
     steps_of(Engine(small, find_task(small.task)(small), world), 2)  # code and threads are there now
+    multiply(ROWS * config.sample_tokens, config.model.dim, config.model.vocab_size)
     task = find_task(config.task)(config)
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # free pages among small tensors would hide growth too
     before = resident("VmRSS")
     engine = Engine(config, task, world)
     steps_of(engine, 2, close=False)
@@ -186,7 +208,16 @@ def measure_one(case: dict[str, Any], started: Any) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     sent = bytes_sent()
     steps_of(engine, 1, first=3)
-    return {"peak": 1024.0 * (resident("VmHWM") - before), "sent": float(bytes_sent() - sent)}
+    took = {"peak": 1024.0 * (resident("VmHWM") - before), "sent": float(bytes_sent() - sent)}
+    if world.pp == 1:
+        return took
+    return {name: max(one[name] for one in world.gather(took)) for name in took}  # as a plan counts stages
+
+
+def multiply(rows: int, inner: int, columns: int) -> None:
+    """A matrix product and its gradients, of no further use."""
+    given, weight = (torch.ones(size, requires_grad=True) for size in ((rows, inner), (inner, columns)))
+    (given @ weight).sum().backward()
 
 
 def steps_of(engine: Any, count: int, first: int = 1, close: bool = True) -> None:
@@ -230,6 +261,7 @@ def name_of(case: dict[str, Any]) -> str:
     group += " whole" if case.get("whole") else ""
     parts = f", {case['parts']} parts" if case["parts"] > 1 else ""
     parts += f", experts, ep {case['ep']}" if "ep" in case else ""
+    parts += f", pp {case['pp']} {case.get('schedule', '1f1b')}" if "pp" in case else ""
     return f"{case['topology']}, {case['processes']} × {case['mode']}{group}, {case['checkpointing']}{parts}"
 
 
@@ -243,6 +275,9 @@ def main() -> int:
         return 0
     results = Results(parser, args)
     known = results.data["facts"]
+    if args.fresh:
+        known.clear()
+        results.data["command"] = results.data["command"].split("; ")[-1]
     missing = [case for case in cases(args.quick) if args.only in name_of(case) and name_of(case) not in known]
     for size in sorted({case["processes"] for case in missing}):
         chosen = [case for case in missing if case["processes"] == size]

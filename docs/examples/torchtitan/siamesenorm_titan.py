@@ -105,6 +105,8 @@ def clip_grad_norm(parameters: Any, max_norm: float, **_: Any) -> torch.Tensor:
 
 
 dist_utils.clip_grad_norm_ = clip_grad_norm
+if not hasattr(torch.distributed, "set_timeout"):  # torchtitan calls it behind the first step; torch 2.13 hides it
+    torch.distributed.set_timeout = torch.distributed.distributed_c10d._set_pg_timeout
 
 
 class Tokens(BaseDataLoader):

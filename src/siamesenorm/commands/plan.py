@@ -12,11 +12,15 @@ from siamesenorm.commands.completion import complete_field, complete_topology
 from siamesenorm.commands.options import Json, Recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from siamesenorm.train.planning.plan import LayoutChoice, Plan
 
 GIB = 2**30
+WIDE = 110
+"""Characters of a line that all columns take."""
 
 
 def plan(
@@ -97,28 +101,32 @@ def as_data(found: Plan, shown: list[LayoutChoice], to_type: str | None) -> dict
 
 
 def show_table(console: Console, found: Plan, shown: list[LayoutChoice]) -> None:
-    """One row a layout; memory in GiB."""
+    """One row a layout; memory in GiB; on a narrow terminal fewer columns."""
     from siamesenorm.terminal import plain_table
+    from siamesenorm.train.planning.plan import seconds
 
+    columns: dict[str, Callable[[LayoutChoice], str]] = {
+        "micro": lambda choice: str(choice.layout.micro_batch),
+        "parts": lambda choice: str(choice.layout.parts(found.config.train.batch_size)),
+        "recompute": lambda choice: choice.layout.checkpointing,
+        "weights": lambda choice: f"{choice.need.weights / GIB:.1f}",
+        "grads": lambda choice: f"{choice.need.gradients / GIB:.1f}",
+        "optim": lambda choice: f"{choice.need.optimizer / GIB:.1f}",
+        "state": lambda choice: f"{choice.need.state / GIB:.1f}",
+        "activ": lambda choice: f"{choice.need.activations / GIB:.1f}",
+        "peak": lambda choice: f"{choice.need.peak / GIB:.1f}",
+        "step": lambda choice: seconds(choice.time.seconds),
+        "sent": lambda choice: f"{choice.sent.all / GIB:.1f}",
+        "MFU": lambda choice: f"{choice.utilisation:.0%}",
+    }
+    left_out = ("parts", "weights", "grads", "optim", "sent") if console.width < WIDE else ("state",)
     table = plain_table()
-    table.add_column("layout", style="bold cyan", no_wrap=True)
-    for column in ("micro", "parts", "recompute"):
-        table.add_column(column, no_wrap=True, justify="right")
-    for column in ("weights", "grads", "optim", "activ", "peak", "step", "sent", "MFU"):
-        table.add_column(column, no_wrap=True, justify="right")
+    table.add_column("layout", style="bold cyan")  # wraps where there is no room: no figure is cut
+    for column in columns:
+        if column not in left_out:
+            table.add_column(column, no_wrap=True, justify="right")
     for choice in shown:
-        layout, need = choice.layout, choice.need
-        sizes = (need.weights, need.gradients, need.optimizer, need.activations, need.peak)
-        table.add_row(
-            layout.name,
-            str(layout.micro_batch),
-            str(layout.parts(found.config.train.batch_size)),
-            layout.checkpointing,
-            *(f"{size / GIB:.1f}" for size in sizes),
-            f"{choice.time.seconds:.3g} s",
-            f"{choice.sent.all / GIB:.1f}",
-            f"{choice.utilisation:.0%}",
-        )
+        table.add_row(choice.layout.name, *(cell(choice) for name, cell in columns.items() if name not in left_out))
     console.print(table)
 
 
@@ -130,7 +138,8 @@ def show_words(console: Console, found: Plan) -> None:
 
     gpu = found.gpu
     lines = [
-        "memory and bytes sent: GiB of one GPU; peak: the fullest moment of a step; parts: of a GPU's share of a batch",
+        "memory and bytes sent: GiB of one GPU; state: weights, gradients and optimiser; peak: the fullest moment of a "
+        "step; parts: of a GPU's share of a batch",
         f"{gpu.name}: {gpu.flops / 1e12:,.0f} TFLOP/s, {gpu.memory / 1e9:.0f} GB at {gpu.bandwidth / 1e9:,.0f} GB/s, "
         f"{gpu.link / 1e9:.0f} GB/s between the {gpu.machine} of a machine, {gpu.network / 1e9:.3g} GB/s beyond "
         f"({gpu.source})",

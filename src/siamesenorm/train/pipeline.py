@@ -54,9 +54,7 @@ class Division:
                 f"parallel.pp: {world.pp} is not allowed; {self.count} stages take as many blocks, "
                 f"model.blocks = {model.config.blocks}"
             )
-        few, more = divmod(model.config.blocks, self.count)
-        ends = [few * n + min(n, more) for n in range(self.count + 1)]
-        self.blocks = [range(*part) for part in pairwise(ends)]
+        self.blocks = divided(model.config.blocks, self.count)
         self.own = range(world.stage, self.count, world.pp)
         self.boundaries = Boundaries(model)
         self.opening = used_by_open(self.boundaries.residual, self.boundaries.dtype)
@@ -90,6 +88,13 @@ class Division:
         for stage in stages.values():
             wrap(stage)
         return Pipeline(self, stages)
+
+
+def divided(blocks: int, stages: int) -> list[range]:
+    """Blocks of every stage; the first ones have one more where it does not come out even."""
+    few, more = divmod(blocks, stages)
+    ends = [few * n + min(n, more) for n in range(stages + 1)]
+    return [range(*part) for part in pairwise(ends)]
 
 
 def forget(model: nn.Module, name: str) -> None:

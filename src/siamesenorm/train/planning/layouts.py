@@ -1,4 +1,4 @@
-"""Layouts: how a run is laid out over GPUs, which of them there are, and why others are not allowed.
+"""Layouts: how a run is laid out over GPUs, and which of them are tried.
 
 A dimension of a layout is a field of `Layout`, a row of `DIMENSIONS` (what it changes in one process's model) and a
 row of `FIELDS` (what it is called in a run's configuration).
@@ -13,13 +13,13 @@ from typing import Any
 from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.sequence_parallel import divides_tokens
+from siamesenorm.train.pipeline import INTERLEAVED
 from siamesenorm.train.vocabulary_parallel import divides_vocabulary
 
 CHECKPOINTING = ("none", "sublayer", "full")
 TENSOR_GROUPS = (2, 4, 8)
 """Sizes that are tried; beyond a machine's fast links a tensor group does not pay."""
-EXPERT_GROUPS = (2, 4, 8)
+EXPERT_GROUPS = PIPELINES = (2, 4, 8)
 LARGEST_PART = 256
 """Samples of a part that are tried at most."""
 
@@ -40,11 +40,16 @@ class Layout:
     """Processes that share heads and FFN columns of every block, tokens between sublayers and the vocabulary."""
     ep: int = 1
     """Processes that divide a block's experts."""
+    pp: int = 1
+    """Groups of processes that a pipeline has; shards and tensor groups are within one."""
+    schedule: str = "1f1b"
+    stages: int = 1
+    """Of a pipeline, those of one process."""
 
     @property
     def data(self) -> int:
         """Parts that a batch is divided into, one for each process or tensor group."""
-        return self.gpus // self.tensor
+        return self.gpus // self.tensor // self.pp
 
     @property
     def replicas(self) -> int:
@@ -68,6 +73,8 @@ class Layout:
             name = f"tp {self.tensor}" + (f" × fsdp {self.shards}" if self.shards > 1 else "")
         else:
             name = {"none": "one GPU"}.get(self.mode, self.mode)
+        if self.pp > 1:
+            name = f"pp {self.pp}" + (f" × {name}" if self.gpus > self.pp else "")
         return name + (f", ep {self.ep}" if self.ep > 1 else "")
 
     def overrides(self, config: RunConfig) -> list[str]:
@@ -88,6 +95,7 @@ FIELDS: dict[str, Callable[[Layout, RunConfig], Any]] = {
         layout.mode, config.parallel.group
     ),
     "parallel.ep": lambda layout, config: layout.ep,
+    "parallel.pp": lambda layout, config: layout.pp,
     "train.micro_batch_size": lambda layout, config: (
         None
         if config.train.micro_batch_size is None and layout.parts(config.train.batch_size) == 1
@@ -141,49 +149,10 @@ def of_process(config: RunConfig, layout: Layout) -> RunConfig:
     return config
 
 
-def problem_of(config: RunConfig, layout: Layout) -> str | None:
-    """Why a layout is not allowed; None where it is."""
-    model: Any = config.model
-    batch = config.train.batch_size
-    if batch < layout.data:
-        return f"train.batch_size = {batch} is less than {layout.data} processes"
-    if layout.micro_batch > layout.share(batch):
-        return f"a process has {layout.share(batch)} samples of a step, fewer than {layout.micro_batch}"
-    if mixes_pairs(config):
-        if batch % (2 * layout.data):
-            return f"samples are mixed in pairs, and train.batch_size = {batch} is no multiple of {2 * layout.data}"
-        if layout.micro_batch % 2:
-            return f"samples are mixed in pairs, and micro-batches of {layout.micro_batch} are odd"
-    if layout.ep > 1:
-        experts = getattr(getattr(model, "moe", None), "experts", None)
-        if experts is None:
-            return "the model has no experts"
-        if experts % layout.ep or layout.shards % layout.ep:
-            return f"{layout.ep} processes divide neither {experts} experts nor {layout.shards} shards evenly"
-    if layout.tensor > 1:
-        if not hasattr(model, "heads") or not hasattr(model, "ffn_dim"):
-            return "tensor parallelism splits models of siamesenorm"
-        counts = {"heads": model.heads, "kv_heads": getattr(model, "num_kv_heads", model.heads)}
-        if getattr(model, "moe", None) is None:
-            counts["ffn_dim"] = model.ffn_dim
-        for name, count in counts.items():
-            if count % layout.tensor:
-                return f"model.{name} = {count} is no multiple of a tensor group of {layout.tensor}"
-        try:
-            divides_tokens(config, layout.tensor)
-            has_vocabulary_divided(config, layout.tensor)
-        except ConfigError as error:
-            return str(error)
-        if "lora" in config.train.parameters:
-            return "tensor parallelism is not there for factors of LoRA"
-        if "head_dim" not in type(model).model_fields:
-            return None if layout.tensor == 1 else "heads of this model have no width of their own to plan with"
-    return None
-
-
-def mixes_pairs(config: RunConfig) -> bool:
-    """Whether a run's task mixes samples in pairs (mixup, CutMix), which are then computed in even numbers."""
-    return bool(getattr(getattr(config, "loss", None), "mixes_pairs", False))
+def world_of(layout: Layout) -> World:
+    """The first process of a layout's world; raises where there is none."""
+    group = {"hsdp": layout.shards, "tp": layout.tensor}.get(layout.mode)
+    return World(0, layout.gpus, 0, layout.gpus, mode=layout.mode, group=group, ep=layout.ep, pp=layout.pp)
 
 
 def layout_of(config: RunConfig, world: World, micro: int | None = None) -> Layout:
@@ -191,18 +160,28 @@ def layout_of(config: RunConfig, world: World, micro: int | None = None) -> Layo
 
     micro: samples at a time; default: as the configuration has it, 1 where that is to be as large as fits.
     """
-    shards = {"fsdp": world.size, "hsdp": world.group, "tp": world.data_size}.get(world.mode, 1)
+    shards = {"fsdp": world.stage_size, "hsdp": world.group, "tp": world.data_size}.get(world.mode, 1)
     tensor = world.group if world.mode == "tp" else 1
     wish, share = config.train.micro_batch_size, -(-config.train.batch_size // world.data_size)
     rows = micro or (share if wish is None else 1 if wish == "auto" else min(wish, share))
-    return Layout(world.size, world.mode, rows, config.train.activation_checkpointing, shards, tensor, world.ep)
+    checkpointing = config.train.activation_checkpointing
+    return Layout(
+        world.size, world.mode, rows, checkpointing, shards, tensor, world.ep, world.pp, *stages_of(config, world.pp)
+    )
+
+
+def stages_of(config: RunConfig, pp: int) -> tuple[str, int]:
+    """The schedule of a run's pipeline, and the stages of a process."""
+    schedule = config.parallel.schedule
+    return schedule, config.parallel.stages if pp > 1 and schedule == INTERLEAVED else 1
 
 
 def given_layout(config: RunConfig, gpus: int, machine: int) -> Layout:
     """The layout that a run has on so many GPUs, `machine` of them in each machine, as its configuration stands."""
+    parallel = config.parallel
+    how = {name: getattr(parallel, name) for name in ("mode", "group", "ep", "pp")}
     try:
-        parallel = config.parallel
-        world = World(0, gpus, 0, min(machine, gpus), mode=parallel.mode, group=parallel.group, ep=parallel.ep)
+        world = World(0, gpus, 0, min(machine, gpus), **how)
     except ConfigError as error:
         raise ConfigError(f"{error} (GPUs)") from None
     return layout_of(config, world)
@@ -210,17 +189,33 @@ def given_layout(config: RunConfig, gpus: int, machine: int) -> Layout:
 
 def possible_layouts(config: RunConfig, gpus: int, machine: int) -> Iterator[Layout]:
     """All that are tried on so many GPUs, `machine` of them in each machine."""
-    kinds: list[dict[str, Any]] = [{"mode": "none"}] if gpus == 1 else [{"mode": "ddp"}, {"mode": "fsdp"}]
-    kinds[-1]["shards"] = gpus
-    kinds += [{"mode": "hsdp", "shards": size} for size in {machine, 2 * machine} if size < gpus and gpus % size == 0]
-    for size in TENSOR_GROUPS:
-        if size <= machine and gpus % size == 0:
-            kinds.append({"mode": "tp", "tensor": size, "shards": gpus // size})
-    if getattr(config.model, "moe", None) is not None:
-        kinds += [{**kind, "ep": size} for kind in kinds for size in EXPERT_GROUPS if size <= kind.get("shards", 1)]
-    for kind in kinds:
-        part = 1
-        while part <= min(LARGEST_PART, -(-config.train.batch_size // (gpus // kind.get("tensor", 1)))):
+    for kind in possible_kinds(config, gpus, machine):
+        part, processes = 1, gpus // kind.get("tensor", 1) // kind.get("pp", 1)
+        while part <= min(LARGEST_PART, -(-config.train.batch_size // processes)):
             for checkpointing in CHECKPOINTING:
                 yield Layout(gpus, micro_batch=part, checkpointing=checkpointing, **kind)
             part *= 2
+
+
+def possible_kinds(config: RunConfig, gpus: int, machine: int) -> Iterator[dict[str, Any]]:
+    """The same, whatever the micro-batch and what is computed again."""
+    pipelines = [size for size in PIPELINES if gpus % size == 0] if has_vocabulary(config) else []
+    for pp in (1, *pipelines):
+        size = gpus // pp
+        kinds: list[dict[str, Any]] = [{"mode": "none" if gpus == 1 else "ddp"}] if pp == 1 or size == 1 else []
+        if size > 1:
+            kinds.append({"mode": "fsdp", "shards": size})
+        groups = sorted({machine, 2 * machine}) if pp == 1 else [machine]
+        kinds += [{"mode": "hsdp", "shards": group} for group in groups if group < size and size % group == 0]
+        for tensor in TENSOR_GROUPS:
+            if tensor <= machine and size % tensor == 0:
+                kinds.append({"mode": "tp", "tensor": tensor, "shards": size // tensor})
+        if getattr(config.model, "moe", None) is not None:
+            kinds += [{**kind, "ep": ep} for kind in kinds for ep in EXPERT_GROUPS if ep <= kind.get("shards", 1)]
+        schedule, stages = stages_of(config, pp)
+        yield from ({**kind, "pp": pp, "schedule": schedule, "stages": stages} for kind in kinds)
+
+
+def has_vocabulary(config: RunConfig) -> bool:
+    """Whether a run's model is a language model, which a pipeline takes."""
+    return hasattr(config.model, "vocab_size")

@@ -10,16 +10,11 @@ from typing import Any
 from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.planning.hardware import GPU, Assumptions
-from siamesenorm.train.planning.layouts import (
-    Layout,
-    given_layout,
-    of_process,
-    possible_layouts,
-    problem_of,
-)
-from siamesenorm.train.planning.needs import Need, need_of, parts_of, question_of
-from siamesenorm.train.planning.profile import Profile, grown
-from siamesenorm.train.planning.timing import Sent, StepTime, sent_by, step_time
+from siamesenorm.train.planning.layouts import Layout, given_layout, possible_layouts
+from siamesenorm.train.planning.needs import Need, at_depth, need_of, parts_of
+from siamesenorm.train.planning.refusals import problem_of
+from siamesenorm.train.planning.stages import AtDepth
+from siamesenorm.train.planning.timing import Sent, StepTime, sent_by, step_time, work_of
 
 MOST_GPUS = 4096
 
@@ -100,11 +95,6 @@ def make_plan(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions | Non
         raise ConfigError.not_allowed("--gpus", gpus, f"1 to {MOST_GPUS}")
     if gpus > gpu.machine and gpus % gpu.machine:
         raise ConfigError.not_allowed("--gpus", gpus, f"up to {gpu.machine} or whole machines of as many")
-    if config.parallel.pp > 1:
-        raise ConfigError(
-            f"parallel.pp: {config.parallel.pp} is not allowed; a plan counts one process that stands for all, "
-            f"and stages of a pipeline hold different parts and different numbers of micro-batches; it takes 1"
-        )
     assumed = assumed or Assumptions()
     found: list[LayoutChoice] = []
     refused: dict[str, str] = {}
@@ -144,35 +134,34 @@ def check_given(config: RunConfig, gpus: int, gpu: GPU, assumed: Assumptions) ->
 
 
 def evaluate(
-    config: RunConfig, layout: Layout, gpu: GPU, assumed: Assumptions, found: Profile | None = None
+    config: RunConfig, layout: Layout, gpu: GPU, assumed: Assumptions, at: AtDepth | None = None
 ) -> LayoutChoice:
-    """What a layout comes to; found: its profile, where it is known."""
-    own = of_process(config, layout)
-    found = found or grown(question_of(config, layout, "cuda"))
-    need, parts = need_of(config, layout, "cuda", found), parts_of(own)
-    time = step_time(config, layout, found, parts, gpu, assumed)
-    flops = found.flops * layout.parts(config.train.batch_size)
+    """What a layout comes to; at: its profiles by number of blocks, where they are known."""
+    at = at or at_depth(config, layout, "cuda")
+    work = work_of(config, layout, at)
+    need, sent = need_of(config, layout, "cuda", at), sent_by(config, layout)
+    time = step_time(config, layout, work, sent, gpu, assumed)
     peak = gpu.flops if config.train.precision != "fp32" else gpu.flops_fp32
     return LayoutChoice(
         layout,
         need,
         time,
-        sent_by(config, layout, parts),
-        flops,
+        sent,
+        work.flops,
         config.train.batch_size / time.seconds,
-        flops / time.seconds / peak,
+        work.flops / time.seconds / peak,
         need.peak <= gpu.memory * assumed.usable,
     )
 
 
-def _estimated(config: RunConfig, layout: Layout) -> Profile:
-    """A profile from that of a whole model and of tensor groups of two: what is split halves, the rest stays."""
+def _estimated(config: RunConfig, layout: Layout) -> AtDepth:
+    """Profiles from those of a whole model and of tensor groups of two: what is split halves, the rest stays."""
     layout = replace(layout, ep=min(layout.ep, 2))  # however many there are, as many rows travel as stay
-    whole = grown(question_of(config, replace(layout, tensor=1), "cuda"))
+    whole = at_depth(config, replace(layout, tensor=1), "cuda")
     if layout.tensor == 1:
         return whole
-    halves = grown(question_of(config, replace(layout, tensor=2), "cuda"))
-    return whole.towards(halves, 2 * (1 - 1 / layout.tensor))
+    halves = at_depth(config, replace(layout, tensor=2), "cuda")
+    return lambda depth: whole(depth).towards(halves(depth), 2 * (1 - 1 / layout.tensor))
 
 
 def best_of_kinds(choices: Sequence[LayoutChoice], most: int) -> Iterator[LayoutChoice]:

@@ -123,34 +123,40 @@ class Question:
         return isinstance(other, Question) and self.key == other.key
 
 
-def grown(question: Question) -> Profile:
-    """The same of a part of any size, from profiles of two others: all grows with the samples.
+def grown(question: Question, depth: int | None = None) -> Profile:
+    """A profile of a part of any size, from profiles of two others: all grows with the samples.
 
-    The head's logits do so up to a chunk of tokens, so that the two lie on the same side of it.
+    The head's logits do so up to a chunk of tokens, so that the two lie on the same side of it. depth: of so many
+    blocks, of none too; default: of all.
     """
     config: Any = question.config
     vocabulary = getattr(config.model, "vocab_size", None)
     chunk = 1 if vocabulary is None else -(-chunk_tokens(vocabulary) // config.sample_tokens)
     few, more = (1, chunk) if question.rows < chunk else (chunk, 2 * chunk)
     if question.rows in (few, more):
-        return profile(question)
-    small, large = (profile(replace(question, rows=rows)) for rows in (few, more))
+        return profile(question, depth)
+    small, large = (profile(replace(question, rows=rows), depth) for rows in (few, more))
     return small.towards(large, (question.rows - few) / (more - few))
 
 
-@functools.lru_cache(maxsize=256)
-def profile(question: Question) -> Profile:
-    """The answer, from traces of few blocks; where some blocks are computed again, between those of none and of all."""
+@functools.lru_cache(maxsize=1024)
+def profile(question: Question, depth: int | None = None) -> Profile:
+    """The answer, from traces of few blocks; where some blocks are computed again, between those of none and of all.
+
+    depth: of so many of the blocks; default: of all.
+    """
     blocks, every = int(getattr(question.config.model, "blocks", 0)), question.config.train.checkpointed_every
     if every > 1 and blocks and question.checkpointing != "none":
         steps = question.config.train.model_copy(update={"checkpointed_every": 1})
         of_all = replace(question, config=question.config.model_copy(update={"train": steps}))
-        return mixed(profile(replace(of_all, checkpointing="none")), profile(of_all), blocks // every / blocks)
-    if blocks <= MORE:
+        none, all_of_them = (profile(q, depth) for q in (replace(of_all, checkpointing="none"), of_all))
+        return mixed(none, all_of_them, blocks // every / blocks)
+    if depth is None and blocks <= MORE:
         return traced(question, blocks)
+    depth = blocks if depth is None else depth
     few, more = traced(question, FEW), traced(question, MORE)
-    found = few.towards(more, (blocks - FEW) / (MORE - FEW))
-    extra = growth(question, blocks)
+    found = few.towards(more, (depth - FEW) / (MORE - FEW))
+    extra = growth(question, depth) if depth > FEW else 0.0
     return found.fuller(extra) if extra else found
 
 
@@ -165,6 +171,7 @@ def mixed(none: Profile, all_of_them: Profile, share: float) -> Profile:
     return replace(found, stages={**found.stages, "backward": fuller})
 
 
+@functools.lru_cache(maxsize=512)
 def traced(question: Question, blocks: int) -> Profile:
     """The profile of a stack of exactly so many blocks."""
     config = question.config

@@ -181,7 +181,7 @@ class Ledger(TorchDispatchMode):
             whole = sum(t.nbytes for t in tensors)
         elif kind == "all_gather" and operator.namespace == "_c10d_functional":
             whole *= size  # it is given a part
-        share = (size - 1) / size * (2 if kind == "all_reduce" else 1)
+        share = 1.0 if kind == "send" else (size - 1) / size * (2 if kind == "all_reduce" else 1)
         self.trace.sent[kind] = self.trace.sent.get(kind, 0.0) + whole * share
         self.trace.collectives += 1
 
