@@ -35,6 +35,7 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import Loop
+from siamesenorm.train.progress import RunProgress
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.speed import Peak
 
@@ -78,8 +79,8 @@ def engine_loop(config: RunConfig, folder: Path) -> tuple[Callable[[], None], Lo
     """Steps of the engine, as `siamesenorm train` takes them."""
     run = RunFolder(folder)
     run.begin(config, "auto")
-    loop = Loop(Engine(config, find_task(config.task)(config), World()), run, QuietDisplay())
-    loop.restore()
+    loop = Loop(RunProgress(Engine(config, find_task(config.task)(config), World()), run, QuietDisplay()))
+    loop.progress.restore()
     loop.recorder.peak = Peak(1e12)
 
     def step() -> None:
@@ -142,14 +143,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             engine, loop = engine_loop(config, Path(folder))
             result = interleave(bare_loop(config), engine, args.rounds, args.steps)
-            loop.close()
+            loop.progress.close()
             loop.engine.close()
         report["shapes"][name] = result
         for kind, row in result.items():
             print(
                 f"{name:18s} {kind:5s} engine / bare {row['ratio']:.3f} "
                 f"({row['quartiles'][0]:.3f}..{row['quartiles'][1]:.3f}), minima {row['ratio_of_minima']:.3f}, "
-                f"{row['bare_milliseconds']:.1f} -> {row['engine_milliseconds']:.1f} ms a step"
+                f"{row['bare_milliseconds']:.1f} -> {row['engine_milliseconds']:.1f} ms per step"
             )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -4,7 +4,7 @@
     python benchmarks/grafts.py --quick --out /tmp/g.json
 
 The model reads bytes of Python's documentation. Gains are set on 1,024 tokens and judged on 1,024 others, held out from
-training. Figures are mean KL in nats a token, in float32.
+training. Figures are mean KL in nats per token, in float32.
 """
 
 from __future__ import annotations

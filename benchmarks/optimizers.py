@@ -42,7 +42,7 @@ def main() -> int:
     parser = arguments(__doc__, "optimizers", rounds=12)
     parser.add_argument("--shapes", nargs="+", default=["d256x8", "d512x12"], choices=list(SHAPES))
     parser.add_argument("--ways", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
-    parser.add_argument("--batch", type=count, help="sequences a step (the shape's own)")
+    parser.add_argument("--batch", type=count, help="sequences per step (the shape's own)")
     args = parser.parse_args()
     results = Results(parser, args, ways=args.ways, batch=args.batch)
     for name in ["d256x8"] if args.quick else args.shapes:

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ def _threads_stay():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _no_collections(monkeypatch):
+    """Nothing is timed here, and a test's process has much to look through."""
+    rest = types.SimpleNamespace(**dict.fromkeys(("collect", "freeze", "unfreeze", "disable", "enable"), lambda: None))
+    monkeypatch.setattr(race, "gc", rest)
 
 
 def opened(out, *options, **setting):

@@ -90,7 +90,7 @@ def name_of(call: ast.Call) -> str:
 
 
 def is_round_trip(call: ast.Call) -> bool:
-    """``json.loads(json.dumps(value))``, which reads nothing of anybody."""
+    """``json.loads(json.dumps(value))``, which reads nothing from outside."""
     inner = call.args[0] if call.args else None
     return isinstance(inner, ast.Call) and ast.unparse(inner.func) == "json.dumps"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import errno
 import itertools
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -44,11 +43,6 @@ LEFT = re.compile(r"\.[^/]+\.[0-9a-f]{8}\.(partial|replaced)(/.*)?")
 """What a removal that fails itself may leave behind, out of sight."""
 
 Act = Callable[[Path], object]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 class Sweep:

@@ -248,6 +248,6 @@ def equation_of(link: Link) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without the code marks, and with one line a paragraph."""
+    """Without the code marks, and with one line per paragraph."""
     paragraphs = re.sub(r"`+([^`]*)`+", r"\1", text.strip()).split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

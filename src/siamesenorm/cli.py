@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import importlib
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from siamesenorm.commands import data
 from siamesenorm.commands.arguments import CommandLine
 from siamesenorm.commands.completion import complete_topology
 from siamesenorm.commands.options import Json
@@ -90,52 +92,16 @@ def topologies(
         command.show_one(Console(), topology, *size)
 
 
-def _register() -> None:
-    """Commands of files that import nothing heavy themselves."""
-    from siamesenorm.commands import (
-        branch,
-        compare,
-        data,
-        evaluate,
-        export,
-        fid,
-        generate,
-        graft,
-        import_model,
-        inspect,
-        models,
-        plan,
-        predict,
-        recipes,
-        report,
-        runs,
-        sample,
-        study,
-        train,
-    )
+COMMANDS = (
+    *("compare", "study", "report", "runs", "inspect", "train", "plan", "branch", "recipes", "models", "generate"),
+    *("sample", "predict", "evaluate", "export", "import_model", "graft", "fid"),
+)
+"""Files of `siamesenorm.commands` that hold a command of their name, in the order of the help; they import little."""
 
-    app.command()(compare.compare)
-    app.command()(study.study)
-    app.command()(report.report)
-    app.command()(runs.runs)
-    app.command()(inspect.inspect)
-    app.command()(train.train)
-    app.command()(plan.plan)
-    app.command()(branch.branch)
-    app.command()(recipes.recipes)
-    app.command()(models.models)
-    app.command()(generate.generate)
-    app.command()(sample.sample)
-    app.command()(predict.predict)
-    app.command()(evaluate.evaluate)
-    app.command()(export.export)
-    app.command("import")(import_model.import_model)
-    app.command()(graft.graft)
-    app.command()(fid.fid)
-    app.add_typer(data.app)
-
-
-_register()
+for _name in COMMANDS:
+    _file = importlib.import_module(f"siamesenorm.commands.{_name}")
+    app.command(_name.removesuffix("_model"))(getattr(_file, _name))
+app.add_typer(data.app)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ def loading() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     replaceable = threading.current_thread() is threading.main_thread()
     if not replaceable or (before is not signal.default_int_handler and not isinstance(before, Interrupts)):
-        yield  # somebody else decides, or interrupts are ignored as under nohup
+        yield  # another handler decides, or interrupts are ignored as under nohup
         return
     signal.signal(signal.SIGINT, lambda *_: end_at_once())
     try:

@@ -37,10 +37,10 @@ def load(path: Path | str, *, dtype: torch.dtype | None = None) -> Loaded:
     """
     place = Path(path)
     if is_run(place):
-        from siamesenorm.train.trained import open_language_model, open_trained
+        from siamesenorm.train.trained import open_trained, run_tokenizer
 
         opened = open_trained(place)
-        tokenizer = open_language_model(place).tokenizer if opened.config.task == "language" else None
+        tokenizer = run_tokenizer(place, opened.config) if opened.config.task == "language" else None
         return Loaded(opened.model.to(dtype), tokenizer)
     from siamesenorm.language_folder import open_model_folder
 

@@ -50,3 +50,17 @@ def progress_bar(console: Console, title: str, shown: bool = True) -> Iterator[C
     with Progress(*columns, console=console, transient=True, disable=not visible) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+@contextlib.contextmanager
+def counting_bar(console: Console, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar whose function is told how many more are done."""
+    done = 0
+    with progress_bar(console, title) as show:
+
+        def more(count: int) -> None:
+            nonlocal done
+            done += count
+            show(done, total)
+
+        yield more

@@ -16,7 +16,7 @@ def test_what_may_make_sense_is_left_to_the_command(value):
     check("x", value)
 
 
-def test_a_path_may_have_any_bytes(tmp_path):
+def test_a_path_may_have_any_bytes():
     check("x", Path("\udcff"))
 
 

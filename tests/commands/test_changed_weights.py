@@ -67,7 +67,7 @@ def test_the_checksum_is_that_of_the_file(runs):
         assert recorded == {"size": (run / WEIGHTS).stat().st_size, "sha256": sha256_of(run / WEIGHTS)}
 
 
-def test_a_run_without_a_checksum_is_used_and_that_is_said_once(runs, tmp_path, caplog, capsys):
+def test_a_run_without_a_checksum_is_used_and_that_is_said_once(runs, tmp_path, caplog):
     run = changed(runs["language"], tmp_path / "run")
     status = json.loads((run / STATUS).read_text())
     del status["weights"]

@@ -10,19 +10,10 @@ from tests.tasks.fidelity.means import Means
 
 from failing_files import contents, failing
 from siamesenorm.cli import main
-from siamesenorm.train.loop import train
-from siamesenorm.train.recipes import resolve
 
 from .refusals import one_sentence
 
 SMALL = ["dim=16", "blocks=1", "heads=2", "ffn_dim=16", "batch_size=4", "warmup=0", "steps=1", "peak_flops=1e12"]
-
-
-@pytest.fixture(scope="module")
-def diffusion_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("diffusion") / "run"
-    train(resolve("dit-digits", [*SMALL, "evaluation.every=null", "tensorboard=false"]), folder)
-    return folder
 
 
 @pytest.fixture

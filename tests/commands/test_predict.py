@@ -62,7 +62,7 @@ def test_predictions_are_the_models_probabilities_by_class(run, files, capsys):
         assert list(found.values()) == sorted(found.values(), reverse=True)
 
 
-def test_an_exported_file_predicts_as_its_run_does(run, files, tmp_path, capsys):
+def test_an_exported_file_predicts_as_its_run_does(run, files, tmp_path):
     assert main(["export", str(run), str(tmp_path / "model.safetensors"), "--to", "safetensors"]) == 0
     images = read_image(files / "four.npy")
     assert open_classifier(tmp_path / "model.safetensors")(images) == open_classifier(run)(images)
@@ -93,7 +93,7 @@ def test_evaluate_measures_a_run_again_with_its_classes(run, tmp_path, capsys):
     assert found["classes"]["by_class"].keys() == {str(digit) for digit in range(10)}
 
 
-def test_evaluate_measures_a_run_of_language_as_the_run_did(tmp_path, capsys):
+def test_evaluate_measures_a_run_of_language_as_the_run_did(tmp_path):
     small = ["data.train=arithmetic", "dim=16", "blocks=1", "ffn_dim=32", "steps=2", "warmup=0", "batch_size=4"]
     config = resolve("lm-tiny", [*small, "evaluation.every=2", "sequences=8", "tensorboard=false", "peak_flops=1e12"])
     result = train(config, tmp_path / "run")

@@ -20,11 +20,9 @@ from .refusals import one_sentence
 SMALL = ["dim=16", "blocks=2", "heads=2", "ffn_dim=32", "batch_size=8", "warmup=0", "steps=2", "peak_flops=1e12"]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("diffusion") / "run"
-    train(resolve("dit-digits", [*SMALL, "evaluation.every=null", "tensorboard=false"]), folder)
-    return folder
+@pytest.fixture
+def run(diffusion_run):
+    return diffusion_run
 
 
 def sample(run, *options):

@@ -211,7 +211,7 @@ def test_a_run_without_exported_weights_gives_those_of_its_checkpoint(run, tmp_p
     assert exported.tokenizer.fingerprint == resumed.tokenizer.fingerprint
 
 
-def test_export_safetensors_has_weights_and_configuration(run, tmp_path, capsys):
+def test_export_safetensors_has_weights_and_configuration(run, tmp_path):
     target = tmp_path / "model.safetensors"
     assert main(["export", str(run), str(target), "--to", "safetensors"]) == 0
     with safe_open(target, "pt") as file:

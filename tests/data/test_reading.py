@@ -1,4 +1,4 @@
-"""Files that anybody may have made: JSON, arrays and tensors are read as they are, or refused in one sentence."""
+"""Files from anywhere: JSON, arrays and tensors are read as they are, or refused in one sentence."""
 
 import io
 import json

@@ -86,7 +86,7 @@ def test_embedded_tokens_decode_to_the_documents():
 
 
 def test_unknown_corpora_and_splits_are_said():
-    with pytest.raises(DataError, match=f"known names: {', '.join(EMBEDDED)}"):
+    with pytest.raises(DataError, match=f"'python' is not known; it takes one of {', '.join(EMBEDDED)}"):
         embedded_tokens("python")
     with pytest.raises(DataError, match="split: 'test' is not allowed; it takes train, validation"):
         embedded_tokens("python-docs", "test")

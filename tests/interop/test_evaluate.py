@@ -23,9 +23,8 @@ from siamesenorm.errors import DataError, InteropError
 from siamesenorm.interop.folder_harness import load_checkpoint
 from siamesenorm.interop.huggingface import byte_tokenizer, export
 from siamesenorm.interop.perplexity import TextScore, Window, check_stride, score_text, windows_over
-from siamesenorm.tasks.harness import check_tasks, directions_of
+from siamesenorm.tasks.harness import TASKS, check_tasks, directions_of, local_tasks
 from siamesenorm.tasks.harness import run_tasks as run_tasks_in_training
-from siamesenorm.tasks.harness_tasks import TASKS, local_tasks
 from train.small_runs import SMALL
 
 from .huggingface_models import causal_lm, language_model
@@ -319,7 +318,7 @@ def test_bad_input_is_one_sentence(checkpoint, tmp_path, capsys, monkeypatch):
 @pytest.mark.usefixtures("installed")
 def test_unknown_local_task_is_named(checkpoint, capsys, monkeypatch):
     manager = TaskManager(include_path=TASKS, include_defaults=False)
-    monkeypatch.setattr("siamesenorm.tasks.harness_tasks.task_manager", lambda names: manager)
+    monkeypatch.setattr("siamesenorm.tasks.harness.task_manager", lambda names: manager)
     assert "did you mean olmo_arc_easy?" in bad_input(capsys, str(checkpoint), "--tasks", "olmo_arc_esy")
 
 

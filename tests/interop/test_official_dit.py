@@ -5,7 +5,7 @@ import torch
 
 from closeness import assert_same_but_for_rounding
 from siamesenorm.interop.official import OfficialError, load_dit
-from siamesenorm.layers.sincos import grid_positions
+from siamesenorm.layers.patch import grid_positions
 
 from .recorded import assert_comes_back, assert_outputs_and_gradients, read
 

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from closeness import assert_same_but_for_rounding
 from siamesenorm.interop.official import OfficialError, to_official
-from siamesenorm.models.vit.positions import resample_positions
+from siamesenorm.layers.patch import resample_positions
 from siamesenorm.tasks import find_task
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.starting import starting_weights

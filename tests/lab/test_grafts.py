@@ -118,7 +118,7 @@ def test_the_report_pairs_the_arms_and_names_the_source_with_its_loss(source, co
     assert {row["parameters"] for row in said["runs"]} == {"all", "lora+residual"}
 
 
-def test_the_same_comparison_again_makes_nothing_anew_and_knows_another_source(source, compared, tmp_path, monkeypatch):
+def test_the_same_comparison_again_makes_nothing_anew_and_knows_another_source(source, compared, monkeypatch):
     opened = open_graft_source(source)
     weights = compared / "grafts" / "siamese" / "weights.safetensors"
     before = weights.stat().st_mtime_ns

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch.nn.functional import cross_entropy
 
 from siamesenorm.cli import main
-from siamesenorm.data.embedded import embedded_tokens
+from siamesenorm.data.texts import embedded_tokens
 from siamesenorm.lab import Inspection, inspect
 from siamesenorm.lab.inspection import terminal
 from siamesenorm.lab.inspection.figures import plots
@@ -200,7 +200,7 @@ def test_tables_fit_the_terminal(width):
     assert any("h3" in line for line in lines)
 
 
-def test_a_diverged_model_has_no_numbers_but_a_report(tmp_path, capsys):
+def test_a_diverged_model_has_no_numbers_but_a_report(tmp_path):
     model = tiny_lm()
     with torch.no_grad():
         model.blocks[0].ffn.down.weight.fill_(torch.nan)

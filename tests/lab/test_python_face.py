@@ -27,7 +27,7 @@ RUN = {"steps": 6, "batch_size": 4, "sequence_length": LENGTH, "lrs": [1e-2], "s
 
 
 class Model(nn.Module):
-    """Two FFNs over embeddings: a language model of somebody's own."""
+    """Two FFNs over embeddings: a user's own language model."""
 
     def __init__(self, topology):
         super().__init__()
@@ -295,7 +295,7 @@ broken = 3
 """
 
 
-def test_the_command_takes_a_model_of_a_file(tmp_path, capsys):
+def test_the_command_takes_a_model_of_a_file(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(FILE)
     out = tmp_path / "out"

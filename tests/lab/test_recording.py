@@ -1,4 +1,4 @@
-"""Runs made elsewhere: a recorder for anybody's loop, and what a report makes of it."""
+"""Runs made elsewhere: a recorder for any loop, and what a report makes of it."""
 
 import json
 import math

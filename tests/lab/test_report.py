@@ -27,17 +27,9 @@ from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.lab.report.terminal import scores, show
 from siamesenorm.lab.report.verdict import verdict
 
-from .folders import FACTS, write_grid, write_run
+from .folders import FACTS, SCORES, write_grid, write_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-SCORES = {
-    ("pre", 1e-3): [2.50, 2.52, 2.48],
-    ("pre", 1e-2): [2.10, 2.12, 2.09],
-    ("siamese", 1e-3): [2.40, 2.42, 2.39],
-    ("siamese", 1e-2): [2.00, 2.03, 1.98],
-    ("post", 1e-3): [2.30, 2.33, 2.29],
-    ("post", 1e-2): [None, 2.9, None],
-}
 
 
 class Reader(html.parser.HTMLParser):
@@ -128,7 +120,7 @@ def test_plots_are_there_with_their_data(grid):
     assert len(bands) == 6
 
 
-def test_the_same_runs_give_the_same_files(grid, tmp_path):
+def test_the_same_runs_give_the_same_files(grid):
     root, records, analysis, page = grid
     again = Comparison(records, analysis, root, title="Mine").write()
     assert again.read_text(encoding="utf-8") == page
@@ -215,7 +207,7 @@ def test_a_presets_grid_shows_what_was_published(tmp_path):
         (["."], "holds no run"),
         (["{run}", "--metric", "beauty"], "--metric: 'beauty' is not known"),
         (["{run}", "--baseline", "post"], "is not among the runs"),
-        (["{run}", "--figures", "gif"], "--figures: 'gif' is not known; it takes png, svg, pdf"),
+        (["{run}", "--figures", "gif"], "--figures: 'gif' is not known; it takes one of png, svg, pdf"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, tmp_path, capsys, monkeypatch):
@@ -292,7 +284,7 @@ def test_no_number_of_the_table_is_cut_off_on_a_narrow_terminal(tmp_path, width)
 
 def test_the_page_says_what_all_runs_were(grid, tmp_path):
     _, records, *_ = grid
-    size = "Language, 12 blocks, width 64, init mitchell, 40 steps, 16 samples a step"
+    size = "Language, 12 blocks, width 64, init mitchell, 40 steps, 16 samples per step"
     assert what_ran(records) == f"{size}, trained on python-code"
     write_run(tmp_path, overrides=("model.blocks=2", "data.train=/some where/corpus"), loss=2.0)
     write_run(tmp_path, overrides=("model.blocks=3", "data.train=/some where/corpus"), loss=2.0)

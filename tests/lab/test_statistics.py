@@ -10,16 +10,7 @@ from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.lab.report.student import paired
 from siamesenorm.lab.report.verdict import in_few_words, verdict
 
-from .folders import FACTS, write_grid, write_run
-
-THREE = {
-    ("pre", 1e-3): [2.50, 2.52, 2.48],
-    ("pre", 1e-2): [2.10, 2.12, 2.09],
-    ("siamese", 1e-3): [2.40, 2.42, 2.39],
-    ("siamese", 1e-2): [2.00, 2.03, 1.98],
-    ("post", 1e-3): [2.30, 2.33, 2.29],
-    ("post", 1e-2): [None, 2.9, None],
-}
+from .folders import FACTS, SCORES, write_grid, write_run
 
 
 def analysed(tmp_path, scores, **wanted):
@@ -28,7 +19,7 @@ def analysed(tmp_path, scores, **wanted):
 
 
 def test_differences_are_taken_seed_by_seed(tmp_path):
-    analysis = analysed(tmp_path, THREE)
+    analysis = analysed(tmp_path, SCORES)
     found = {(c.topology, c.lr): c.difference for c in analysis.same_lr}
     assert found["siamese", 1e-2] == paired([2.00 - 2.10, 2.03 - 2.12, 1.98 - 2.09])
     assert analysis.baseline == "pre"
@@ -117,18 +108,18 @@ def test_seeds_that_only_one_side_has_make_no_pair(tmp_path):
 
 
 def test_best_learning_rate_takes_only_what_every_seed_finished(tmp_path):
-    best = {r.topology: r.best for r in analysed(tmp_path, {**THREE, ("post", 1e-2): [None, 1.0, None]}).ranges}
+    best = {r.topology: r.best for r in analysed(tmp_path, {**SCORES, ("post", 1e-2): [None, 1.0, None]}).ranges}
     assert best == {"pre": 1e-2, "siamese": 1e-2, "post": 1e-3}
 
 
 def test_each_at_its_own_best_learning_rate(tmp_path):
-    found = {c.topology: c for c in analysed(tmp_path, THREE).best_lr}
+    found = {c.topology: c for c in analysed(tmp_path, SCORES).best_lr}
     assert (found["post"].lr, found["post"].baseline_lr) == (1e-3, 1e-2)
     assert found["post"].difference.mean == pytest.approx((2.30 - 2.10 + 2.33 - 2.12 + 2.29 - 2.09) / 3)
 
 
 def test_ranges(tmp_path):
-    ranges = {r.topology: r for r in analysed(tmp_path, THREE).ranges}
+    ranges = {r.topology: r for r in analysed(tmp_path, SCORES).ranges}
     assert ranges["post"].stable == (1e-3,)
     assert ranges["post"].failing == (1e-2,)
     assert ranges["siamese"].stable == (1e-3, 1e-2)
@@ -212,16 +203,16 @@ def test_cost_is_a_median_against_the_baseline(tmp_path):
 
 def test_unknown_metric_and_baseline_are_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="--metric: 'accuracy' is not known; it takes one of loss, perplexity"):
-        analysed(tmp_path / "a", THREE, metric="accuracy")
+        analysed(tmp_path / "a", SCORES, metric="accuracy")
     with pytest.raises(ConfigError, match="--baseline: 'span' is not among the runs"):
-        analysed(tmp_path / "b", THREE, baseline="span")
+        analysed(tmp_path / "b", SCORES, baseline="span")
 
 
 # The verdict -------------------------------------------------------------------------------------------
 
 
 def test_a_clear_difference_is_called_one(tmp_path):
-    sentences = verdict(analysed(tmp_path, THREE))
+    sentences = verdict(analysed(tmp_path, SCORES))
     first = next(s for s in sentences if s.startswith("siamese is"))
     assert "siamese is better than pre by 0.1 nats (95% interval 0.0752 to 0.1248, 3 seeds, p = 0.0033" in first
     assert "both at their best learning rate 0.01" in first
@@ -268,7 +259,7 @@ def test_the_caveat_on_chosen_rates_stands_wherever_rates_were_chosen(tmp_path):
 
 
 def test_every_verdict_says_what_was_held_out_how_many_seeds_and_which_first_weights(tmp_path):
-    last = verdict(analysed(tmp_path / "a", THREE))[-1]
+    last = verdict(analysed(tmp_path / "a", SCORES))[-1]
     assert last.startswith("Measured on 16,384 held-out tokens, 3 seeds; first weights: init=")
     assert "init_std" not in last  # which that rule does not look at
     write_run(tmp_path / "b", "pre", held_out={"tokens": 5000})
@@ -300,7 +291,7 @@ def test_too_little_held_out_gives_no_verdict(tmp_path):
 
 
 def test_it_says_how_far_the_learning_rate_goes(tmp_path):
-    sentences = verdict(analysed(tmp_path, THREE))
+    sentences = verdict(analysed(tmp_path, SCORES))
     assert "post was stable at 0.001, and not at 0.01 (diverged in 2 of 3); best 0.001." in sentences
     assert any(s.startswith("siamese was stable at every learning rate tried, 0.001 to 0.01") for s in sentences)
     assert any("its best is the highest tried" in s for s in sentences)

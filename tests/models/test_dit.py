@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from siamesenorm.layers.condition_embedding import LabelEmbedding, timestep_features
-from siamesenorm.layers.sincos import grid_positions
+from siamesenorm.layers.patch import grid_positions
 from siamesenorm.models.dit import DIT_PRESETS, DiT, DiTConfig, dit_preset
 from siamesenorm.residual import TOPOLOGIES
 from siamesenorm.train.activations import checkpoint_activations

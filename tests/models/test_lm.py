@@ -100,7 +100,7 @@ def test_same_seed_same_weights_whatever_was_drawn_before():
 
 
 @pytest.mark.parametrize("topology", ALL)
-def test_meta_construction_then_life(topology):
+def test_meta_construction_then_first_weights(topology):
     with torch.device("meta"):
         model = LanguageModel(config(topology))
     assert all(p.device.type == "meta" for p in model.parameters())

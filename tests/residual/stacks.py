@@ -97,3 +97,8 @@ def tensors_of(streams: Any) -> Iterator[Tensor]:
 def rebuilt(streams: Any, tensors: Iterator[Tensor]) -> Any:
     """The same nest with other tensors."""
     return next(tensors) if isinstance(streams, Tensor) else tuple(rebuilt(part, tensors) for part in streams)
+
+
+def gradients(out, x, *modules):
+    """Of the sum of squares, by the input and all parameters."""
+    return torch.autograd.grad(out.square().sum(), [x, *(p for m in modules for p in m.parameters())])

@@ -11,7 +11,7 @@ import siamesenorm.residual.siamese as module
 from siamesenorm.residual import Flow, RMSNorm
 from siamesenorm.residual.kernels import native
 
-from .stacks import MLP, NORMS, PAIR, D, L, every_norm, make, make_sublayers, randomise
+from .stacks import MLP, NORMS, PAIR, D, L, every_norm, gradients, make, make_sublayers, randomise
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="installed without the compiled kernels")
 FORMS = ["siamese", "siamese:form=plain", "siamese:form=hybrid_pre", "siamese:input_norm=false"]
@@ -26,10 +26,6 @@ def stack(text, norm="rms", fused=True, blocks=L, sublayers=None, **how):
     torch.manual_seed(1)
     randomise(topology)
     return topology, sublayers, torch.randn(2, 3, D, requires_grad=True)
-
-
-def gradients(out, x, *modules):
-    return torch.autograd.grad(out.square().sum(), [x, *(p for m in modules for p in m.parameters())])
 
 
 @pytest.fixture

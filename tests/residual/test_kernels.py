@@ -119,7 +119,7 @@ def test_they_run_for_float32_and_can_be_switched_off(monkeypatch):
 
 
 class Subclass(torch.Tensor):
-    """A tensor of somebody's own kind, which operators of ours know nothing of."""
+    """A user's own kind of tensor, which operators of ours know nothing of."""
 
 
 def test_transforms_traces_and_tensors_of_other_kinds_need_the_plain_form():

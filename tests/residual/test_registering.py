@@ -17,7 +17,7 @@ from siamesenorm.residual import TOPOLOGIES, Residual, Topology, TopologyError, 
 from siamesenorm.residual.pre import Pre, PreLink
 
 OUTSIDE = '''
-"""Halved Pre-Norm: a topology as somebody else would write it."""
+"""Halved Pre-Norm: a topology as a user would write it."""
 from siamesenorm.residual import Link, Place, Topology
 
 

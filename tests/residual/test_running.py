@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from siamesenorm.residual import Flow, NormSpec, Residual
 
-from .stacks import PAIR, D, L, every_row, make, make_sublayers, randomise, tensors_of
+from .stacks import PAIR, D, L, every_row, gradients, make, make_sublayers, randomise, tensors_of
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -19,10 +19,6 @@ def random_case(row, shape=(2, 5), dtype=torch.float64, **how):
     topology, sublayers = make(row, dtype=dtype, **how), make_sublayers([PAIR] * L, dtype=dtype)
     randomise(topology)
     return topology, sublayers, torch.randn(*shape, D, dtype=dtype, requires_grad=True)
-
-
-def gradients(out, x, *modules):
-    return torch.autograd.grad(out.square().sum(), [x, *(p for m in modules for p in m.parameters())])
 
 
 @every_row

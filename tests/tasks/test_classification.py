@@ -14,12 +14,11 @@ from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import distillation_loss, open_teacher
 from siamesenorm.train.display import QuietDisplay
 from siamesenorm.train.distributed import World
-from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.folder import WEIGHTS
 from siamesenorm.train.loop import train
 from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.optimizer import parameter_groups
-from siamesenorm.train.recipes import resolve
+from siamesenorm.train.recipes import in_steps, resolve
 from siamesenorm.train.trained import open_trained
 
 SMALL = [
@@ -36,7 +35,6 @@ SMALL = [
     "peak_flops=1e12",
 ]
 DISTILLED = ["model.distilled=true", "loss.alpha=0.3", "tau=3.0"]
-IMAGENET = {"mean": "[0.485,0.456,0.406]", "std": "[0.229,0.224,0.225]"}
 
 
 def small(*overrides):
@@ -291,7 +289,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, overrides, said)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_odd_part_of_a_batch_is_no_assertion_of_timm(tmp_path):
+def test_an_odd_part_of_a_batch_is_no_assertion_of_timm():
     config = resolve("deit-digits", ["mixup=0.8", "batch_size=6"])
     with pytest.raises(ConfigError, match=r"batch_size: 6 is not allowed; samples are mixed in pairs, and 2 processes"):
         MicroBatches(config, find_task(config.task)(config), World(0, 2, mode="ddp"))

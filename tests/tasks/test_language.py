@@ -218,7 +218,6 @@ BAD = {
     "vocab_size=100": "model.vocab_size = 100 is not allowed; it takes 258 or more",
     "data.tokenizer=nowhere.json": "tokenizer",
     "data.weights=[0]": "weights",
-    "lm_eval=[no-such-task]": "lm_eval",
 }
 
 
@@ -245,4 +244,5 @@ def test_costs_are_those_of_the_counted_model(topology):
     counts = count_lm(t.model_config, length=16)
     assert t.flops_per_sample(model) == pytest.approx(16 * counts.flops_training)
     assert t.parameters == pytest.approx(counts.total, rel=0.05)
-    assert t.least_activations(True) < t.least_activations(False)
+    assert 16 * 2 * 3 * 32 == t.least_activations(True) < t.least_activations(False)
+    assert t.least_activations(False) == pytest.approx(16 * counts.activation_bytes / 4)

@@ -22,7 +22,6 @@ PRODUCTS = 4 * IDS.numel() * (64 + 32 + 32 + 96 + 32) + 2**13
 
 def live_bytes(run):
     """What memory a call leaves in use while its result is there."""
-    gc.collect()
     gc.disable()  # what others left behind must not be freed meanwhile
     try:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

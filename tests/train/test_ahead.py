@@ -16,9 +16,8 @@ from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.recipes import resolve
 from waiting import never_read
 
-from .small_runs import tiny, weights
+from .small_runs import tiny, train_until, weights
 from .test_divergence import poison
-from .test_loop import Killed, kill_at
 from .worlds import run_world
 
 TASKS = {
@@ -128,15 +127,12 @@ def test_nothing_is_learnt_behind_a_step_that_is_no_number(tmp_path, monkeypatch
     assert (event["step"], "(activation of blocks.1.attention)" in event["message"]) == (7, True)
 
 
-def test_killed_runs_end_in_the_same_weights(tmp_path, monkeypatch, ahead):
+def test_killed_runs_end_in_the_same_weights(tmp_path, ahead):
     config = tiny("checkpoint.every=4", "logging.every=5", "train.ema=0.9")
     train(config, tmp_path / "whole")
     ahead()
     for step in (3, 8, 12):
-        with monkeypatch.context() as patch:
-            kill_at(patch, step)
-            with pytest.raises(Killed):
-                train(config, tmp_path / "killed")
+        train_until(step, config, tmp_path / "killed")
     train(config, tmp_path / "killed")
     records = [[r for r in story(tmp_path / name) if "loss" in r] for name in ("whole", "killed")]
     assert records[0] == records[1]

@@ -18,8 +18,9 @@ from siamesenorm.data.tensor_files import LazyTensors
 from siamesenorm.errors import DataError
 from siamesenorm.train import checkpoint as module
 from siamesenorm.train import weights as weights_module
-from siamesenorm.train.checkpoint import CheckpointError, CheckpointStore, export_weights
-from siamesenorm.train.manifest import MANIFEST, Manifest
+from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.manifest import MANIFEST, CheckpointError, Manifest
+from siamesenorm.train.weights import export_weights
 
 from .tiny import TinyRun, tiny_model
 from .worlds import run_world
@@ -119,7 +120,7 @@ def test_the_last_good_one_stays_whatever_lies_beside_it(store, said):
     assert sorted(p.name for p in store.folder.glob("step-*")) == ["step-00000030", "step-00000040"]
 
 
-def test_one_that_somebody_has_put_something_into_stays_whole(store):
+def test_one_that_others_have_put_something_into_stays_whole(store):
     run = TinyRun(tiny_model())
     store.save(10, run.state, wait=True)
     kept = store.folder / "step-00000010"

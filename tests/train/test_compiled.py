@@ -79,9 +79,9 @@ def test_what_is_kept_selectively_is_in_the_graph():
     assert_one_graph_a_shape(result, "siamese", eager_losses("siamese"))
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full", "sublayer"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_one_process(checkpointing):
-    """Recomputation here with one topology of each kind of streams; with all of them, it is in `test_two_processes`."""
+    """Whole blocks again with one topology of each kind of streams; sublayers with all, in `test_two_processes`."""
     for topology in TOPOLOGIES if checkpointing == "none" else KINDS:
         assert_one_graph_a_shape(train(topology, checkpointing=checkpointing), topology, eager_losses(topology))
 

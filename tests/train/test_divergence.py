@@ -11,7 +11,7 @@ from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import read_metrics
 from siamesenorm.train.loop import train
 
-from .small_runs import engine, losses, tiny, weights
+from .small_runs import engine, losses, tiny, train_until, weights
 
 
 def monitor(losses=(), *, warmup=0, chance=None, **fields) -> DivergenceMonitor:
@@ -195,16 +195,13 @@ def test_rollback_without_a_checkpoint_stops(tmp_path, monkeypatch):
 
 
 def test_a_rolled_back_run_resumes_to_the_same_weights(tmp_path, monkeypatch):
-    from .test_loop import Killed, kill_at, same_weights
+    from .test_loop import same_weights
 
     poison(monkeypatch, {28})
     config = tiny("policy=rollback", "checkpoint.every=3")
     train(config, tmp_path / "whole")
     for step in (8, 11):
-        with monkeypatch.context() as patch:
-            kill_at(patch, step)
-            with pytest.raises(Killed):
-                train(config, tmp_path / "killed")
+        train_until(step, config, tmp_path / "killed")
     assert train(config, tmp_path / "killed").state == "finished"
     assert same_weights(tmp_path / "whole", tmp_path / "killed")
     assert weights(tmp_path / "whole")

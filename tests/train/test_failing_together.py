@@ -48,7 +48,7 @@ LOSS = "process {}: another process of the run has failed or was lost; its own m
 
 
 def command(rank: int, port: int, folder: Path, stage: str, kind: str | None) -> None:
-    """A process as somebody starts it without torchrun, which would end the others itself."""
+    """A process as a user starts it without torchrun, which would end the others itself."""
     output = os.open(folder / f"{rank}.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)

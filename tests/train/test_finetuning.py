@@ -8,12 +8,11 @@ import torch
 from siamesenorm.data import IGNORED
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.corpora import load_saved_tokenizer
-from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import train
 from siamesenorm.train.trained import open_language_model
 
-from .small_runs import evaluations, losses, tiny, weights
+from .small_runs import evaluations, losses, tiny, train_until, weights
 from .worlds import run_world
 
 
@@ -57,22 +56,12 @@ def run_in(world, config, folder):
     return train(config, folder, world=world).state
 
 
-def test_processes_share_the_answers_and_a_stopped_run_resumes_bit_by_bit(examples, tmp_path, monkeypatch):
+def test_processes_share_the_answers_and_a_stopped_run_resumes_bit_by_bit(examples, tmp_path):
     base = tmp_path / "base"
     train(tiny("steps=1", "warmup=0"), base)
     config = on(examples, f"init_from={base}", "parallel.device=cpu")
     train(config, tmp_path / "alone")
-    compute = Engine.compute
-
-    def fails_at_the_end(engine, step):
-        if step == 4:
-            raise OSError("no more")
-        return compute(engine, step)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Engine, "compute", fails_at_the_end)
-        with pytest.raises(OSError, match="no more"):
-            train(config, tmp_path / "stopped")
+    train_until(4, config, tmp_path / "stopped")
     train(config, tmp_path / "stopped")
     assert losses(tmp_path / "stopped") == losses(tmp_path / "alone")
     assert run_world(2, run_in, config, tmp_path / "two") == ["finished"] * 2

@@ -1,4 +1,4 @@
-"""Whole runs: the same configuration gives the same losses, interrupted or not; nothing stands twice or is lost."""
+"""Whole runs: the same configuration gives the same losses, interrupted or not; nothing is recorded twice or lost."""
 
 import json
 import os
@@ -15,28 +15,12 @@ from siamesenorm.train.checkpoint_folder import CheckpointFolder
 from siamesenorm.train.display import Display
 from siamesenorm.train.folder import METRICS, OWN, STATUS, WEIGHTS, MetricsFile, RunFolder, read_metrics
 from siamesenorm.train.loop import Loop, train
+from siamesenorm.train.progress import RunProgress
 from siamesenorm.train.recipes import resolve
 
-from .small_runs import evaluations, losses, tiny, weights
+from .small_runs import evaluations, losses, tiny, train_until, weights
 
 REGULAR = ("checkpoint.every=3", "evaluation.every=4", "evaluation.sequences=4")
-
-
-class Killed(BaseException):
-    """As sudden as it gets within one process."""
-
-
-def kill_at(monkeypatch, step: int) -> None:
-    """End the run in the middle of a step."""
-    plain = Loop.take_step
-
-    def take_step(self):
-        if self.step + 1 == step:
-            self.engine.compute(step)
-            raise Killed
-        return plain(self)
-
-    monkeypatch.setattr(Loop, "take_step", take_step)
 
 
 def same_weights(one, other) -> bool:
@@ -81,14 +65,11 @@ def test_another_seed_gives_other_losses(tmp_path):
         ("topology=siamese:y=attnres",),
     ],
 )
-def test_a_killed_run_ends_with_bitwise_the_same_weights(tmp_path, monkeypatch, extra):
+def test_a_killed_run_ends_with_bitwise_the_same_weights(tmp_path, extra):
     config = tiny(*REGULAR, *extra)
     train(config, tmp_path / "whole")
     for step in sorted(random.Random(f"{extra}").sample(range(1, 13), 3)):
-        with monkeypatch.context() as patch:
-            kill_at(patch, step)
-            with pytest.raises(Killed):
-                train(config, tmp_path / "killed")
+        train_until(step, config, tmp_path / "killed")
     result = train(config, tmp_path / "killed")
     assert result.state == "finished"
     assert same_weights(tmp_path / "whole", tmp_path / "killed")
@@ -170,11 +151,8 @@ def test_a_folder_keeps_to_one_run(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
 
 
-def test_what_decides_no_loss_may_change_on_resume(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        kill_at(patch, 8)
-        with pytest.raises(Killed):
-            train(tiny(*REGULAR), tmp_path / "run")
+def test_what_decides_no_loss_may_change_on_resume(tmp_path):
+    train_until(8, tiny(*REGULAR), tmp_path / "run")
     result = train(tiny(*REGULAR, "checkpoint.every=5", "logging.every=2"), tmp_path / "run", mode="resume")
     assert result.state == "finished"
     assert resolve(str(tmp_path / "run" / "config.yaml")).checkpoint.every == 5
@@ -373,5 +351,5 @@ def test_a_signal_does_not_claim_a_save_that_failed(tmp_path, monkeypatch):
         return verdict
 
     monkeypatch.setattr(Loop, "take_step", take_step)
-    monkeypatch.setattr(Loop, "save", lambda self, wait=False: False)
+    monkeypatch.setattr(RunProgress, "save", lambda self, wait=False: False)
     assert "was not saved" in train(tiny(), tmp_path / "run").message

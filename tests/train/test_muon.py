@@ -20,9 +20,8 @@ from siamesenorm.train.loop import train
 from siamesenorm.train.muon import Muon, newton_schulz
 from siamesenorm.train.optimizer import build_optimizer, parameter_groups, set_lr
 
-from .small_runs import engine, losses, tiny, weights
+from .small_runs import engine, losses, tiny, train_until, weights
 from .test_divergence import poison
-from .test_loop import Killed, kill_at
 
 CONFIG = OptimizerConfig(kind="muon", lr=1e-2, weight_decay=0.3)
 SHAPE = {"vocab_size": 32, "dim": 8, "blocks": 2, "heads": 4, "kv_heads": 2, "ffn_dim": 12}
@@ -234,23 +233,18 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_killed_and_resumed_ends_bit_by_bit_the_same(tmp_path, monkeypatch, variant):
+def test_killed_and_resumed_ends_bit_by_bit_the_same(tmp_path, variant):
     config = tiny("optimizer.kind=muon", "checkpoint.every=5", "steps=9", *VARIANTS[variant])
     train(config, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        kill_at(patch, 7)
-        with pytest.raises(Killed):
-            train(config, tmp_path / "killed")
+    train_until(7, config, tmp_path / "killed")
     train(config, tmp_path / "killed", mode="resume")
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
     ours, theirs = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_another_kind_does_not_go_on_with_a_run(tmp_path, monkeypatch):
-    kill_at(monkeypatch, 3)
-    with pytest.raises(Killed):
-        train(tiny("checkpoint.every=2"), tmp_path / "run")
+def test_another_kind_does_not_go_on_with_a_run(tmp_path):
+    train_until(3, tiny("checkpoint.every=2"), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"optimizer\.kind"):
         train(tiny("checkpoint.every=2", "optimizer.kind=muon"), tmp_path / "run", mode="resume")
 
@@ -277,10 +271,7 @@ def test_bad_steps_leave_no_trace(tmp_path, monkeypatch, policy):
     poison(monkeypatch, {16})  # step 5
     config = tiny("optimizer.kind=muon", "checkpoint.every=3", "steps=9", f"policy={policy}")
     assert train(config, tmp_path / "whole").state == "finished"
-    with monkeypatch.context() as patch:
-        kill_at(patch, 8)
-        with pytest.raises(Killed):
-            train(config, tmp_path / "killed")
+    train_until(8, config, tmp_path / "killed")
     train(config, tmp_path / "killed")
     ours, theirs = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert all(torch.equal(ours[name], theirs[name]) and ours[name].isfinite().all() for name in ours)

@@ -14,8 +14,7 @@ from siamesenorm.train.manifest import CheckpointError
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.training_state import Restoring, flatten
 
-from .small_runs import losses, weights
-from .test_loop import Killed, kill_at
+from .small_runs import Killed, kill_at, losses, weights
 from .tiny import TinyRun, tiny_model
 
 

@@ -161,7 +161,7 @@ BAD = {
     "sequence_length=4096": ("data.sequence_length = 4096 is not allowed", "model.max_length = 512"),
     "accumulation=3": ("accumulation", "train.micro_batch_size"),
     "micro_batch_size=0": ("train.micro_batch_size: 0 is not allowed", "from 1 to 16777216 or auto, or null"),
-    "data.weights=[1,2]": ("data.weights = [1.0, 2.0] is not allowed", "one a corpus"),
+    "data.weights=[1,2]": ("data.weights = [1.0, 2.0] is not allowed", "one per corpus"),
     "data.train=[]": ("data.train: () is not allowed",),
     "data.train={a: 1}": ("data.train", "is not allowed"),
     "task=speech": ("task: 'speech' is not known", "language"),

@@ -12,6 +12,7 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.fields import fields_of
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import Loop, train
+from siamesenorm.train.progress import RunProgress
 from siamesenorm.train.recipes import config_class, parse_config, resolve
 from siamesenorm.train.resuming import changes, refused_change
 from siamesenorm.train.schedule import lr_factor
@@ -146,7 +147,7 @@ def test_a_run_goes_back_to_an_older_checkpoint_and_loses_nothing(tmp_path, monk
     with pytest.raises(ConfigError, match=r"--at: 3 is not allowed; .* it takes one of 4, 8, 12"):
         train(config, tmp_path, at=3)
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "_go_on_from", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))  # killed here
+        patch.setattr(RunProgress, "_go_on_from", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))  # killed here
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path, at=4)
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines)

@@ -9,7 +9,7 @@ import torch
 
 from siamesenorm.train import checkpoint as module
 from siamesenorm.train.checkpoint import CheckpointStore
-from siamesenorm.train.staging import Staged
+from siamesenorm.train.training_state import Staged
 
 from .tiny import TinyRun, tiny_model
 

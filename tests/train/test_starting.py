@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from siamesenorm.errors import ConfigError
-from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.starting import resized
 from siamesenorm.train.stored import open_stored, save_stored
 
-from .small_runs import SMALL, losses, tiny, weights
+from .small_runs import SMALL, losses, tiny, train_until, weights
 from .worlds import run_world
 
 STILL = ("lr=1e-30", "steps=1", "warmup=0")
@@ -39,22 +38,12 @@ def test_weights_of_a_run_or_a_file_are_those_it_begins_with(source, tmp_path):
         assert f"began with the weights of {place}" in (folder / "events.jsonl").read_text()
 
 
-def test_a_run_that_goes_on_does_not_look_for_them_again(source, tmp_path, monkeypatch):
+def test_a_run_that_goes_on_does_not_look_for_them_again(source, tmp_path):
     here = shutil.copytree(source, tmp_path / "source")
     config = tiny("steps=4", "checkpoint.every=2", "topology=pre", "logging.every=1", f"init_from={here}")
     left_alone = tmp_path / "left_alone"
     train(config, left_alone)
-    compute = Engine.compute
-
-    def fails_at_the_end(engine, step):
-        if step == 4:
-            raise OSError("no more")
-        return compute(engine, step)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Engine, "compute", fails_at_the_end)
-        with pytest.raises(OSError, match="no more"):
-            train(config, tmp_path / "run")
+    train_until(4, config, tmp_path / "run")
     shutil.rmtree(here)
     assert train(config, tmp_path / "run").state == "finished"
     assert losses(tmp_path / "run") == losses(left_alone)

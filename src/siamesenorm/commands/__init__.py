@@ -1,1 +1,1 @@
-"""What the command line shows, one file a command."""
+"""What the command line shows, one file per command."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -56,9 +55,10 @@ def prepare(
     validation: Annotated[float, typer.Option(help="Share of the text to hold out.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Decides which parts are held out.")] = 0,
     shard_bytes: Annotated[
-        int | None, typer.Option(help="Bytes of text a shard; by default a 64th, 1 MiB to 256 MiB.", show_default=False)
+        int | None,
+        typer.Option(help="Bytes of text per shard; by default a 64th, 1 MiB to 256 MiB.", show_default=False),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.", show_default=False)] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.", show_default=False)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another preparation in the folder.")] = False,
 ) -> None:
     """Turn text into token shards with an index; run it again to go on after an interruption."""
@@ -105,32 +105,22 @@ def train_tokenizer(
 ) -> None:
     """Train a byte-level BPE tokenizer."""
     with reported():
-        from siamesenorm.data.atomic import check_output
-        from siamesenorm.data.bpe import train_bpe
-        from siamesenorm.data.documents import Reading
-        from siamesenorm.data.index import check_settings
-        from siamesenorm.data.sources import find_sources, read_documents
-        from siamesenorm.data.tokenizer import save_tokenizer
-        from siamesenorm.errors import DataError
+        from siamesenorm.data.bpe import learn_tokenizer
 
-        settings = check_settings(field=field, unit=unit, invalid=invalid)
-        if not megabytes > 0:
-            raise DataError.not_allowed("megabytes", megabytes, "a number above 0")
-        check_output(out, "out")
-        found = find_sources(sources, format=format, pattern=pattern, subset=subset, hub_split=split)
-        reading = Reading(settings.field, settings.unit, settings.invalid)
-
-        def texts() -> Iterator[str]:
-            left = megabytes * 1e6
-            for document in read_documents(found, reading):
-                yield document.text
-                left -= len(document.text)
-                if left <= 0:
-                    return
-
-        console = Console(stderr=True)
-        tokenizer = train_bpe(texts(), vocab_size, progress=console.is_terminal)
-        save_tokenizer(tokenizer, out)
+        tokenizer = learn_tokenizer(
+            sources,
+            out,
+            vocab_size=vocab_size,
+            megabytes=megabytes,
+            format=format,
+            pattern=pattern,
+            field=field,
+            unit=unit,
+            invalid=invalid,
+            subset=subset,
+            hub_split=split,
+            progress=Console(stderr=True).is_terminal,
+        )
         typer.echo(
             f"{out}: {tokenizer.vocab_size:,} tokens, end of document {tokenizer.eos_token} ({tokenizer.eos_id})"
         )
@@ -161,12 +151,12 @@ def encode_images(
     from siamesenorm.loading import loading
 
     with loading():
-        from siamesenorm.commands.data_progress import counted_images
         from siamesenorm.data.images import open_images
         from siamesenorm.data.latents.encoding import DTYPES, Splits
         from siamesenorm.data.latents.encoding import encode_images as run
         from siamesenorm.errors import DataError
         from siamesenorm.interop.autoencoder import load_autoencoder
+        from siamesenorm.terminal import counting_bar
 
     if dtype not in DTYPES:
         raise DataError.not_allowed("--dtype", dtype, DTYPES)
@@ -175,7 +165,7 @@ def encode_images(
     splits: Splits = {"train": open_images(source, "train"), "test": open_images(source, "test")}
     with loading():
         encoder = load_autoencoder(vae, device)
-    with counted_images(Console(stderr=True), sum(map(len, splits.values()))) as progress:
+    with counting_bar(Console(stderr=True), "encoding", sum(map(len, splits.values()))) as progress:
         index = run(
             splits,
             encoder,

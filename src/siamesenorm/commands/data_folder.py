@@ -71,17 +71,17 @@ def verify(
 ) -> None:
     """Check the size and SHA-256 of every file of a prepared folder; damage ends with exit code 1."""
     with reported():
-        from siamesenorm.commands.data_progress import counted_files
         from siamesenorm.data.index import read_index
         from siamesenorm.data.index import verify as check
         from siamesenorm.data.latents.index import is_latents, verify_latents
+        from siamesenorm.terminal import counting_bar
 
         if is_latents(folder):
             _say_sound(folder, *verify_latents(folder))
             return
         count = sum(1 for _ in read_index(folder).files())
-        with counted_files(Console(stderr=True), count) as done:
-            damaged = check(folder, workers=workers, done=done)
+        with counting_bar(Console(stderr=True), "verifying", count) as done:
+            damaged = check(folder, workers=workers, done=lambda name, sound: done(1))
         _say_sound(folder, damaged, count)
 
 

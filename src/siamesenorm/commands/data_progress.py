@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -66,21 +65,3 @@ def shown_progress(console: Console) -> Iterator[ShownProgress]:
     )
     with Display(*columns, console=console, transient=True, disable=not console.is_terminal) as display:
         yield ShownProgress(display)
-
-
-@contextlib.contextmanager
-def counted_images(console: Console, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how many images are done; the function given is told of each batch's size."""
-    columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Display(*columns, console=console, transient=True, disable=not console.is_terminal) as display:
-        task = display.add_task("", total=total)
-        yield lambda images: display.advance(task, images)
-
-
-@contextlib.contextmanager
-def counted_files(console: Console, total: int) -> Iterator[Callable[[str, bool], None]]:
-    """Show how many files are done; the function given is told of each."""
-    columns = (TextColumn("verifying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Display(*columns, console=console, transient=True, disable=not console.is_terminal) as display:
-        task = display.add_task("", total=total)
-        yield lambda name, sound: display.advance(task)

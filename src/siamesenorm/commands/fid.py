@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,15 +15,14 @@ from siamesenorm.commands.options import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from siamesenorm.tasks.fidelity.measure import Fidelity
+    from siamesenorm.lab.fidelity import FidelityReport
 
-NAMES = {
-    "inception": ("FID", "sFID", "Inception score", "precision", "recall"),
-    "classifier": ("Fréchet distance (not FID)", "", "classifier score", "precision", "recall"),
-}
-KEYS = {
-    "inception": ("fid", "sfid", "inception_score", "precision", "recall"),
-    "classifier": ("frechet", "", "classifier_score", "precision", "recall"),
+LABELS = {
+    "fid": "FID",
+    "sfid": "sFID",
+    "frechet": "Fréchet distance (not FID)",
+    "inception_score": "Inception score",
+    "classifier_score": "classifier score",
 }
 
 
@@ -81,91 +79,42 @@ def fid(
     with loading():
         from rich.console import Console
 
-        from siamesenorm.errors import DataError
-        from siamesenorm.tasks.fidelity.classifier import default_cache
-        from siamesenorm.tasks.fidelity.image_batches import open_pictures
-        from siamesenorm.tasks.fidelity.measure import compare, describe, recognised
-        from siamesenorm.tasks.fidelity.references import check_target, write_reference
-        from siamesenorm.tasks.fidelity.sources import check_split, open_network, open_reference
+        from siamesenorm.lab.fidelity import FidelityQuestion
+        from siamesenorm.terminal import counting_bar
 
-    side = check_split(split)
-    if save_stats is not None:
-        check_target(save_stats)
-    pictures = open_pictures(generated)
-    folder = cache or default_cache()
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"--cache: {str(folder)!r} is a file; it takes a folder")
+    question = FidelityQuestion(
+        generated,
+        reference,
+        weights=weights,
+        classifier=classifier,
+        split=split,
+        save_stats=save_stats,
+        cache=cache,
+    )
     with computing(device, precision) as place:
-        console = Console(stderr=True, quiet=not place.is_main)
-        with _progress(console, "classifier" if weights is None else "weights"):
-            network = open_network(weights, classifier, reference, folder, place.device, place.dtype)
-        with _progress(console, "reference") as done:
-            real = open_reference(reference, side, network, folder, batch_size, done, place.sharing)
-        with _progress(console, "generated", pictures.count) as done:
-            made = describe(pictures, network, batch=batch_size, progress=done, sharing=place.sharing)
-    if not place.is_main:
+        stage = partial(counting_bar, Console(stderr=True, quiet=not place.is_main))
+        found = question.answer(place, stage, batch_size=batch_size)
+    if found is None:
         return
-    found = compare(made, real)
-    if save_stats is not None:
-        write_reference(save_stats, real)
-    facts: dict[str, Any] = {
-        "features": network.name,
-        "network": network.fingerprint,
-        "images": pictures.count,
-        "reference_images": real.count,
-    }
-    accuracy = recognised(made, pictures, network)
-    if accuracy is not None:
-        facts["accuracy"] = accuracy
-    notes = remarks(network.name, pictures.count, found)
     if as_json:
-        figures = {key: value for key, value in zip(KEYS[network.name], found, strict=True) if key}
-        typer.echo(json.dumps({**facts, **figures, "notes": notes}, indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
     else:
-        _show(Console(), facts, found, notes)
+        _show(Console(), found)
 
 
-def remarks(features: str, images: int, found: Fidelity) -> list[str]:
-    """What a reader of the figures must know."""
-    from siamesenorm.tasks.fidelity.measure import FEW
+def _show(console: Console, found: FidelityReport) -> None:
+    from siamesenorm.terminal import unnamed_table
 
-    notes = []
-    if images < FEW:
-        notes.append(
-            f"{images:,} images: with fewer than {FEW:,} the Fréchet distance comes out too high; "
-            "compare it only at the same number"
-        )
-    if features == "classifier":
-        notes.append("measured in the features of a small classifier: compares models on these images, and is not FID")
-    if found.precision is None:
-        notes.append("the reference holds no images or features, so precision and recall are left out")
-    return notes
-
-
-def _show(console: Console, facts: dict[str, Any], found: Fidelity, notes: list[str]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(justify="left")
+    table = unnamed_table()
+    table.add_column()
     table.add_column(justify="right")
-    for name, value in zip(NAMES[facts["features"]], found, strict=True):
-        if name and value is not None:
-            table.add_row(name, f"{value:.4f}")
-    if "accuracy" in facts:
-        table.add_row("recognised as their class", f"{facts['accuracy']:.4f}")
+    for key, value in found.figures.items():
+        if value is not None:
+            table.add_row(LABELS.get(key, key), f"{value:.4f}")
+    if found.accuracy is not None:
+        table.add_row("recognised as their class", f"{found.accuracy:.4f}")
     console.print(table)
-    reference = f"{facts['reference_images']:,}" if facts["reference_images"] else "an unknown number"
-    console.print(f"{facts['images']:,} images beside {reference} of the reference", highlight=False)
-    for note in notes:
+    reference = f"{found.reference_images:,}" if found.reference_images else "an unknown number"
+    console.print(f"{found.images:,} images beside {reference} of the reference", highlight=False)
+    for note in found.notes:
         console.print(f"note: {note}", highlight=False, style="dim")
-
-
-@contextlib.contextmanager
-def _progress(console: Console, stage: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; the function given is told how many images each step did."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal or console.quiet) as bar:
-        task = bar.add_task(stage, total=total)
-        yield lambda images: bar.advance(task, images)

@@ -42,51 +42,16 @@ def generate(
     precision: Precision = "fp32",
 ) -> None:
     """Let a trained language model go on with a text, or with several; under torchrun processes share them."""
-    from siamesenorm.errors import ConfigError
-    from siamesenorm.lab.inspection.source import open_folder
+    from siamesenorm.lab.generation import continue_texts
     from siamesenorm.models.lm import Sampling
-    from siamesenorm.models.lm.generation import before, ends_with
-    from siamesenorm.models.lm.generation import generate as run_generation
-    from siamesenorm.tasks.sharing import mixed_seed
 
-    try:
-        Sampling(temperature, top_k, top_p)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if "" in (stop or []):
-        raise ConfigError("stop: an empty text is not allowed; it takes at least one character")
+    sampling = Sampling(temperature, top_k, top_p)
+    texts = [prompt for prompt in prompts or [""] for _ in range(samples)]
     with computing(device, precision) as place:
-        found = open_folder(run)
-        tokenizer, limit, model = found.tokenizer, found.model.config.max_length, place.ready(found.model)
-        texts = [prompt for prompt in prompts or [""] for _ in range(samples)]
-        rows = [tokenizer.encode(text) or [tokenizer.eos_id] for text in texts]
-        longest = max(map(len, rows))
-        if longest >= limit:
-            raise ConfigError(
-                f"prompt: {longest} tokens are not allowed; with the answer it takes up to model.max_length = {limit}"
-            )
-
-        def answers_from(first: int) -> list[str]:
-            """What follows some of the prompts; a text is drawn by its own number, not by its neighbours."""
-            part = rows[first : first + batch_size]
-            try:
-                answers = run_generation(
-                    model,
-                    part,
-                    max_new_tokens=min(tokens, limit - longest),
-                    temperature=temperature,
-                    top_k=top_k,
-                    top_p=top_p,
-                    stop_tokens=[tokenizer.eos_id],
-                    stop_when=ends_with(stop or [], tokenizer.decode),
-                    seed=None if seed is None else [mixed_seed(seed, first + row) for row in range(len(part))],
-                )
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
-            return [before(tokenizer.decode(answer), stop or []) for answer in answers]
-
-        made = [answer for part in place.each(range(0, len(rows), batch_size), answers_from) for answer in part]
-        for number, (text, answer) in enumerate(zip(texts, made, strict=True)):
+        answers = continue_texts(
+            run, texts, place, tokens=tokens, sampling=sampling, stops=stop or [], seed=seed, batch_size=batch_size
+        )
+        for number, (text, answer) in enumerate(zip(texts, answers, strict=True)):
             if number:
                 typer.echo("·" * 8)
             typer.echo(text + answer)

@@ -105,7 +105,7 @@ def graft(
 
 
 def in_words(certificate: dict[str, Any]) -> list[str]:
-    """The certificate, a line a stage and a line a precision."""
+    """The certificate, one line per stage and one line per precision."""
     stages = [
         f"{name}: KL {found['largest_kl']:.3g} at most, {found['mean_kl']:.3g} in the mean; top-1 agreement "
         f"{100 * found['top1_agreement']:.2f} %; perplexity {found['perplexity_after']:.6g}"

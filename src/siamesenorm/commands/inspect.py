@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from siamesenorm.commands.completion import complete_field
 from siamesenorm.commands.options import Open
+
+if TYPE_CHECKING:
+    from siamesenorm.lab.inspection.coordinates import Coordinates
 
 FOLDER = "inspection"
 MOST_TOKENS = 2**20
@@ -75,8 +78,6 @@ def inspect(
     from rich.console import Console
 
     from siamesenorm.errors import InspectionError
-    from siamesenorm.lab.inspection.looking import look_inside
-    from siamesenorm.lab.inspection.terminal import show as show_tables
 
     for folder in (out, out.parent if out is not None else None):
         if folder is not None and folder.exists() and not folder.is_dir():
@@ -84,56 +85,55 @@ def inspect(
     writes = not as_json or out is not None or show
     if writes and importlib.util.find_spec("plotly") is None:
         raise InspectionError("--out: the page needs the package 'plotly'; pip install plotly, or take --json")
+    found: Any
+    show_found: Any
+    write: Any
     if coordinates:
+        from siamesenorm.lab.inspection import coordinates_report as report
+
         if text is not None:
             raise InspectionError(
                 f"--text: {str(text)!r} is not allowed with --coordinates, which reads the recipe's data"
             )
-        check(str(run), overrides or [], (widths, depths), steps, seeds, out, as_json, writes, show)
-        return
-    if overrides:
-        raise InspectionError(f"{overrides[0]!r} is not allowed; only --coordinates takes fields to change")
-    for option, given in (("--widths", widths), ("--depths", depths)):
-        if given != "1,2,4":
-            raise InspectionError(f"{option}: {given!r} is not allowed without --coordinates")
-    from siamesenorm.lab.inspection.source import open_inspected
+        found = check(str(run), overrides or [], (widths, depths), steps, seeds)
+        show_found, write, place = (
+            report.show,
+            report.write_coordinates,
+            Path("runs") / f"coordinates-{run.stem or run}",
+        )
+    else:
+        from siamesenorm.lab.inspection import looking, page, terminal
+        from siamesenorm.lab.inspection.source import open_inspected
 
-    source = open_inspected(run, text, tokens)
-    found = look_inside(source, removal, Console(stderr=True))
+        if overrides:
+            raise InspectionError(f"{overrides[0]!r} is not allowed; only --coordinates takes fields to change")
+        for option, given in (("--widths", widths), ("--depths", depths)):
+            if given != "1,2,4":
+                raise InspectionError(f"{option}: {given!r} is not allowed without --coordinates")
+        source = open_inspected(run, text, tokens)
+        found = looking.look_inside(source, removal, Console(stderr=True))
+        show_found, write, place = terminal.show, page.write_report, default_folder(run, str(source.facts["kind"]))
     if as_json:
         typer.echo(found.to_json(), nl=False)
     else:
-        show_tables(Console(), found)
+        show_found(Console(), found)
     if not writes:
         return
-    from siamesenorm.lab.inspection.page import write_report
-
     try:
-        written = write_report(found, out or default_folder(run, str(source.facts["kind"])))
+        written = write(found, out or place)
     except OSError as error:
-        reason = error.strerror or error
-        raise InspectionError(f"--out: {error.filename or out!s} cannot be written: {reason}") from None
+        raise InspectionError.failed("--out", error.filename or out or place, "written", error) from None
     typer.echo("\n" + "\n".join(map(str, written)), err=as_json)
     if show:
         typer.launch(str(written[-1]))
 
 
-def check(
-    recipe: str,
-    overrides: list[str],
-    multiples: tuple[str, str],
-    steps: int,
-    seeds: int,
-    out: Path | None,
-    as_json: bool,
-    writes: bool,
-    launch: bool,
-) -> None:
-    """The coordinate check of a recipe, shown and written as an inspection is."""
+def check(recipe: str, overrides: list[str], multiples: tuple[str, str], steps: int, seeds: int) -> Coordinates:
+    """The coordinate check of a recipe, with its progress on the terminal."""
     from rich.console import Console
 
     from siamesenorm.errors import InspectionError
-    from siamesenorm.lab.inspection.coordinates_report import check_recipe, parse_multiples, show, write_coordinates
+    from siamesenorm.lab.inspection.coordinates_report import check_recipe, parse_multiples
     from siamesenorm.terminal import progress_bar
 
     widths, depths = (parse_multiples(*each) for each in zip(multiples, ("--widths", "--depths"), strict=True))
@@ -142,25 +142,9 @@ def check(
             f"--widths: {multiples[0]!r} is not allowed with --depths {multiples[1]!r}; one takes two sizes"
         )
     with progress_bar(Console(stderr=True), "models") as progress:
-        found = check_recipe(
+        return check_recipe(
             recipe, overrides, widths=widths, depths=depths, steps=steps, seeds=seeds, progress=progress
         )
-    if as_json:
-        typer.echo(found.to_json(), nl=False)
-    else:
-        show(Console(), found)
-    if not writes:
-        return
-    folder = out or Path("runs") / f"coordinates-{Path(recipe).stem or recipe}"
-    try:
-        written = write_coordinates(found, folder)
-    except OSError as error:
-        raise InspectionError(
-            f"--out: {error.filename or folder!s} cannot be written: {error.strerror or error}"
-        ) from None
-    typer.echo("\n" + "\n".join(map(str, written)), err=as_json)
-    if launch:
-        typer.launch(str(written[-1]))
 
 
 def default_folder(run: Path, kind: str) -> Path:

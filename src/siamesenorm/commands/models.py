@@ -51,7 +51,8 @@ def models(
     known = [key for family in FAMILIES.values() for key in family.presets]
     if name is not None and name not in known:
         raise ConfigError(f"model: unknown name {name!r}; known names: {', '.join(known)}")
-    described = [describe(key, changes) for key in ([name] if name else known)]
+    whole = name is not None or as_json  # the table does not show activations, which take the longest to count
+    described = [describe(key, changes, activations=whole) for key in ([name] if name else known)]
     if as_json:
         typer.echo(json.dumps(described[0] if name else described, indent=2))
     elif name:
@@ -60,8 +61,8 @@ def models(
         show_table(Console(), described)
 
 
-def describe(name: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """A preset as plain data: its name, words about it, every field, every count."""
+def describe(name: str, changes: dict[str, Any], *, activations: bool = True) -> dict[str, Any]:
+    """A preset as plain data: its name, words about it, every field, every count; activations if asked for."""
     from siamesenorm.models.families import FAMILIES
 
     (family,) = (family for family in FAMILIES.values() if name in family.presets)
@@ -73,7 +74,7 @@ def describe(name: str, changes: dict[str, Any]) -> dict[str, Any]:
         "about": preset.about,
         "unit": family.unit,
         "config": config.model_dump(mode="json"),
-        "counts": family.count(config).as_json(),
+        "counts": family.count(config).as_json(activations=activations),
     }
 
 

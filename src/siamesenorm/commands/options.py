@@ -23,7 +23,7 @@ Recipe = Annotated[
 ]
 RemoteCode = Annotated[bool, typer.Option(help="Put the code beside it that transformers loads without this package.")]
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Cells at a time; by default one a GPU or core.", show_default=False)
+    int | None, typer.Option(min=1, help="Cells at a time; by default one per GPU or core.", show_default=False)
 ]
 Engine = Annotated[
     str, typer.Option(help="Where cells run: local, or ray for a Ray cluster (extra: ray).", metavar="NAME")

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from siamesenorm.data.arithmetic import Arithmetic, Problem
     from siamesenorm.data.bpe import JsonTokenizer, train_bpe
     from siamesenorm.data.choices import Choice, ChoiceScore, arithmetic_choices, score_choices
-    from siamesenorm.data.embedded import embedded_tokens
     from siamesenorm.data.index import Index, read_index, verify
     from siamesenorm.data.loader import BatchLoader
     from siamesenorm.data.order import Order, shuffled
     from siamesenorm.data.packing import IGNORED, TrainingData, attention_mask, make_batch
     from siamesenorm.data.preparation import prepare
     from siamesenorm.data.sources import EMBEDDED, embedded_documents
+    from siamesenorm.data.texts import embedded_tokens
     from siamesenorm.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, save_tokenizer
     from siamesenorm.data.tokens import Tokens, open_tokens, tokens_in_memory
     from siamesenorm.data.validation import ValidationData
@@ -29,13 +29,13 @@ ROOMS = {
     "arithmetic": ("Arithmetic", "Problem"),
     "bpe": ("JsonTokenizer", "train_bpe"),
     "choices": ("Choice", "ChoiceScore", "arithmetic_choices", "score_choices"),
-    "embedded": ("embedded_tokens",),
     "index": ("Index", "read_index", "verify"),
     "loader": ("BatchLoader",),
     "order": ("Order", "shuffled"),
     "packing": ("IGNORED", "TrainingData", "attention_mask", "make_batch"),
     "preparation": ("prepare",),
     "sources": ("EMBEDDED", "embedded_documents"),
+    "texts": ("embedded_tokens",),
     "tokenizer": ("ByteTokenizer", "Tokenizer", "load_tokenizer", "save_tokenizer"),
     "tokens": ("Tokens", "open_tokens", "tokens_in_memory"),
     "validation": ("ValidationData",),

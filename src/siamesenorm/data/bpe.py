@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from siamesenorm.data.atomic import check_output
+from siamesenorm.data.documents import Reading
+from siamesenorm.data.index import check_settings
 from siamesenorm.data.reading import parse_json, reason_of
-from siamesenorm.data.tokenizer import END_OF_DOCUMENT, PADDING, TokenIds, fingerprint_of, token_dtype
+from siamesenorm.data.sources import find_sources, read_documents
+from siamesenorm.data.tokenizer import (
+    END_OF_DOCUMENT,
+    PADDING,
+    TokenIds,
+    fingerprint_of,
+    save_tokenizer,
+    token_dtype,
+)
 from siamesenorm.errors import DataError, import_extra
 
 END_TOKENS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
@@ -130,6 +142,41 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, progress: bool = False) 
     if not seen:
         raise DataError("sources: no document to train a tokenizer on")
     return JsonTokenizer(tokenizer.to_str(pretty=True) + "\n")
+
+
+def learn_tokenizer(
+    sources: Sequence[str | Path],
+    out: str | Path,
+    *,
+    vocab_size: int = 32768,
+    megabytes: float = 1000.0,
+    field: str = "text",
+    unit: str = "file",
+    invalid: str = "error",
+    progress: bool = False,
+    **named: Any,
+) -> JsonTokenizer:
+    """Train a byte-level BPE on the first megabytes of sources, and write it as a tokenizer.json.
+
+    sources and all but out, vocab_size and progress: as `siamesenorm.data.prepare` takes them.
+    """
+    settings = check_settings(field=field, unit=unit, invalid=invalid)
+    if not megabytes > 0:
+        raise DataError.not_allowed("megabytes", megabytes, "a number above 0")
+    check_output(Path(out), "out")
+    found, reading = find_sources(sources, **named), Reading(settings.field, settings.unit, settings.invalid)
+
+    def texts() -> Iterator[str]:
+        left = megabytes * 1e6
+        for document in read_documents(found, reading):
+            yield document.text
+            left -= len(document.text)
+            if left <= 0:
+                return
+
+    tokenizer = train_bpe(texts(), vocab_size, progress=progress)
+    save_tokenizer(tokenizer, Path(out))
+    return tokenizer
 
 
 def cut_long(text: str) -> Iterator[str]:

@@ -77,9 +77,9 @@ def _example(line: bytes, place: LinePlace) -> Example:
     try:
         value = parse_json(text or "")
     except ValueError as error:
-        raise DataError(f"{place}: not valid JSON ({reason_of(error)}); allowed is one object a line") from None
+        raise DataError(f"{place}: not valid JSON ({reason_of(error)}); allowed is one object per line") from None
     if not isinstance(value, dict):
-        raise DataError(f"{place}: {str(text)[:40]!r} is no JSON object; allowed is one a line")
+        raise DataError(f"{place}: {str(text)[:40]!r} is no JSON object; allowed is one per line")
     if "messages" in value:
         if "prompt" in value:
             raise DataError(f"{place}: fields 'prompt' and 'messages' are both there; it takes one of the two")

@@ -200,7 +200,7 @@ class JsonLinesFile(DocumentFile):
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number or nest is too large"
             return refuse(place, f"not valid JSON ({reason}); allowed is one JSON object a line", reading, skipped)
         if not isinstance(value, dict):
-            return refuse(place, f"{decoded[:40]!r} is not a JSON object; allowed is one a line", reading, skipped)
+            return refuse(place, f"{decoded[:40]!r} is not a JSON object; allowed is one per line", reading, skipped)
         if reading.field not in value:
             fields = ", ".join(value) or "none"
             return refuse(place, f"no field {reading.field!r}; the fields are {fields}", reading, skipped)

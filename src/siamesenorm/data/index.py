@@ -158,7 +158,7 @@ def write_index(folder: Path, index: Index) -> None:
 def verify(
     folder: str | Path, *, workers: int = 4, done: Callable[[str, bool], None] = lambda name, sound: None
 ) -> list[str]:
-    """Names of the files whose size or SHA-256 is not what the index says; `done` hears of every file."""
+    """Names of the files whose size or SHA-256 is not what the index says; `done` is called with every file."""
     root = Path(folder)
     files = list(read_index(root).files())
 

@@ -2,7 +2,7 @@
 
 index = prepare(["books/"], "corpus", tokenizer="byte", validation=0.05)
 
-The sources alone decide how they are cut into chunks, and a chunk becomes one shard a split; so neither the number
+The sources alone decide how they are cut into chunks, and a chunk becomes one shard per split; so neither the number
 of workers nor the order in which they finish changes anything. A finished chunk leaves a record with checksums. A
 later run of the same preparation keeps the chunks whose files still match and makes the others.
 """
@@ -89,10 +89,10 @@ def prepare(
     subset, hub_split: of a Hugging Face dataset.
     validation, seed: share of the text that is held out, and what decides which part of it; above 0, at least
         `siamesenorm.data.held_out.AIM` tokens as long as that is no more than a quarter.
-    shard_bytes: bytes of text a shard; by default a 64th of all, from 1 MiB to 256 MiB.
-    workers: processes; by default one a core.
+    shard_bytes: bytes of text per shard; by default a 64th of all, from 1 MiB to 256 MiB.
+    workers: processes; by default one per core.
     overwrite: replace another preparation in the folder, which stays until this one is whole.
-    progress: hears of what is done; see `siamesenorm.data.workers.Progress`.
+    progress: is told what is done; see `siamesenorm.data.workers.Progress`.
     """
     settings = check_settings(
         seed=seed, validation=validation, field=field, unit=unit, invalid=invalid, shard_bytes=shard_bytes

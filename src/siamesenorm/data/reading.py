@@ -1,4 +1,4 @@
-"""Files that anybody may have made, read within limits: bytes, text and JSON; what is wrong is one sentence.
+"""Files from anywhere, read within limits: bytes, text and JSON; what is wrong is one sentence.
 
 facts = read_json(folder / "status.json", "run")
 index = read_model(folder / "index.json", Index, "data")

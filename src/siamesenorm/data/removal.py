@@ -5,7 +5,7 @@ remove_tree(folder / ".progress", re.compile(r"\d{5}\.json"))      # all of it, 
 with scratch_folder(target.parent, target.name) as folder: ...     # gone at the end, unless it was moved away
 
 What was made is known by its name: a folder goes only if every file and folder in it has a name that the program
-gives there. Links, devices and the folders somebody works in never go. Nobody else calls `rmtree`, `unlink`, `rmdir`,
+gives there. Links, devices and the folders users work in never go. Nobody else calls `rmtree`, `unlink`, `rmdir`,
 `rename` and their kin, but for `siamesenorm.data.replacement`.
 """
 
@@ -128,7 +128,7 @@ def _entries(folder: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def _check_place(path: Path) -> None:
-    """Refuse what no mistake may ever remove: no name at all, and the folders that somebody works or lives in."""
+    """Refuse what no mistake may ever remove: no name at all, and the folders that users work or live in."""
     if path.name in ("", ".."):
         raise NotOurs(f"{str(path)!r} is no name of a file or folder to remove")
     place = os.path.join(os.path.realpath(path.parent), path.name)

@@ -42,7 +42,7 @@ class ChunkRecord(IndexPart):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Pieces of sources, by the source's number, that become one shard a split."""
+    """Pieces of sources, by the source's number, that become one shard per split."""
 
     number: int
     pieces: tuple[tuple[int, Piece], ...]

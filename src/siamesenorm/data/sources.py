@@ -71,7 +71,7 @@ def find_sources(
 def embedded_documents(name: str, split: str, *, seed: int = 0, validation: float = 0.05) -> Iterator[str]:
     """The texts of an embedded corpus in one split, with no file written."""
     if name.partition(":")[0] not in EMBEDDED:
-        raise DataError(f"corpus: {name!r} is not known; known names: {', '.join(EMBEDDED)}")
+        raise DataError.unknown("corpus", name, EMBEDDED)
     if split not in SPLITS:
         raise DataError.not_allowed("split", split, ", ".join(SPLITS))
     source = _embedded(name, seed)

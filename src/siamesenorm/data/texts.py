@@ -1,4 +1,4 @@
-"""Text files as tokens in memory: a user's own text to train on, without preparing it first.
+"""Text as tokens in memory: a user's own files, and the embedded corpora, to train on without preparing them first.
 
 tokens = text_tokens("my.txt", "train", ByteTokenizer())
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 from siamesenorm.data.documents import Reading
 from siamesenorm.data.files import looks_like_text
 from siamesenorm.data.held_out import hold_out
-from siamesenorm.data.sources import ENDINGS, find_sources, read_documents
-from siamesenorm.data.tokenizer import Tokenizer, load_tokenizer
+from siamesenorm.data.sources import ENDINGS, embedded_documents, find_sources, read_documents
+from siamesenorm.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from siamesenorm.data.tokens import ARRAYS, Tokens, tokens_in_memory
 from siamesenorm.errors import DataError
 
@@ -66,3 +66,22 @@ def _none(tokenizer: Tokenizer, name: str) -> Tokens:
     return Tokens(
         [], name=name, eos_id=tokenizer.eos_id, vocab_size=tokenizer.vocab_size, fingerprint=tokenizer.fingerprint
     )
+
+
+def embedded_tokens(
+    name: str, split: str = "train", *, tokenizer: Tokenizer | None = None, seed: int = 0, validation: float = 0.05
+) -> Tokens:
+    """Tokens of ``python-code``, ``python-docs`` or ``arithmetic``, by default byte by byte.
+
+    seed, validation: decide which files, topics or problems are held out.
+    """
+    if tokenizer is None:
+        return _byte_tokens(name, split, seed, validation)
+    texts = embedded_documents(name, split, seed=seed, validation=validation)
+    return tokens_in_memory(texts, tokenizer, f"{name} ({split})")
+
+
+@functools.lru_cache(maxsize=8)
+def _byte_tokens(name: str, split: str, seed: int, validation: float) -> Tokens:
+    texts = embedded_documents(name, split, seed=seed, validation=validation)
+    return tokens_in_memory(texts, ByteTokenizer(), f"{name} ({split})")

@@ -105,7 +105,7 @@ def _run_pool(
 
 
 def start_fork_server() -> None:
-    """Start what processes are forked from, unless it runs. It and they never hear of Ctrl-C or a closed terminal.
+    """Start what processes are forked from, unless it runs. It and they never receive Ctrl-C or a closed terminal.
 
     Both reach every process of a terminal; the first one tells the others when to stop.
     """
@@ -125,7 +125,7 @@ _worker: tuple[Work, Tokenizer, Any] | None = None
 def _start_worker(work: Work, tokenizer: str, eos: str, counters: Any) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a worker
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker = (work, tokenizer_from_json(tokenizer, eos), counters)
 

@@ -14,7 +14,7 @@ import torch
 
 from siamesenorm.errors import InteropError, check_torchvision
 from siamesenorm.interop.foreign_folder import read_by_others, whole
-from siamesenorm.tasks.harness_tasks import task_manager
+from siamesenorm.tasks.harness import task_manager
 from siamesenorm.tasks.sharing import Sharing
 
 FEWSHOT_SEED = 1234  # the harness' own

@@ -29,7 +29,7 @@ PACKED = 16
 
 @contextlib.contextmanager
 def read_by_others(field: str, folder: Path) -> Iterator[None]:
-    """A block in which another library reads somebody's folder: whatever it raises, logs or draws is one sentence."""
+    """A block in which another library reads a foreign folder: whatever it raises, logs or draws is one sentence."""
     check_size(field, folder)
     try:
         with silenced():

@@ -22,8 +22,7 @@ from siamesenorm.lab.compare.engines import check_engine, open_engine
 from siamesenorm.lab.compare.grafts import GraftSource, open_graft_source
 from siamesenorm.lab.compare.grid import Grid
 from siamesenorm.lab.compare.live import console_of, open_table
-from siamesenorm.lab.compare.model_file import open_model_file
-from siamesenorm.lab.compare.own_model import own_recipe
+from siamesenorm.lab.compare.own_model import open_model_file, own_recipe
 from siamesenorm.lab.compare.preparation import OneComparison, Prepared, check_metric, prepare_grid, prepare_text
 from siamesenorm.lab.compare.presets import GridPreset, find_preset
 from siamesenorm.lab.compare.runner import ThisProcess
@@ -50,7 +49,7 @@ class ComparisonRequest:
     metric: str | None = None
     baseline: str | None = None
     own: Given | None = None
-    """A model of somebody's own."""
+    """A user's own model."""
     model: str | None = None
     """``FILE.py:NAME``, where other processes can make that model."""
     source: GraftSource | None = None
@@ -232,7 +231,7 @@ def compare(
 
 
 def own_parts(model: Any, data: Any, validation: Any, loss: Any) -> tuple[Given | None, str | None]:
-    """What was given of somebody's own, None for a recipe; and the file that other processes can make it of, if any."""
+    """The user's own model, None for a recipe; and the file that other processes can make it of, if any."""
     if callable(model):
         return Given(model, data, validation, loss), None
     if not isinstance(model, str):

@@ -25,7 +25,7 @@ from siamesenorm.interop.perplexity import TextScore, check_stride, score_text
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.classification import ClassificationTask
 from siamesenorm.tasks.confusion import Confusion
-from siamesenorm.tasks.harness_tasks import resolve_tasks
+from siamesenorm.tasks.harness import resolve_tasks
 from siamesenorm.terminal import progress_bar
 from siamesenorm.train.folder import plain_numbers
 from siamesenorm.train.inference import Inference

@@ -1,4 +1,4 @@
-"""Runs that were made elsewhere, in folders that `siamesenorm report` takes: a recorder for anybody's own loop.
+"""Runs that were made elsewhere, in folders that `siamesenorm report` takes: a recorder for your own loop.
 
 with siamesenorm.record("runs/mine/pre-0", topology="pre", lr=1e-3, seed=0) as run:
     for batch in batches:
@@ -18,7 +18,6 @@ from typing import Any, Self
 from siamesenorm.errors import ConfigError
 from siamesenorm.tasks.own import OwnLanguageTask, OwnTask, Setting
 from siamesenorm.train.facts import Facts
-from siamesenorm.train.fields import shown
 from siamesenorm.train.folder import METRICS, MetricsFile, RunFolder, State, read_metrics
 from siamesenorm.train.recipes import parse_config
 
@@ -91,7 +90,7 @@ def record(
 
 
 class Recording:
-    """One run of somebody else's loop; see `record`."""
+    """One run of another loop; see `record`."""
 
     def __init__(
         self,
@@ -236,4 +235,4 @@ def as_number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"{name}: {shown(value)} is not allowed; it takes a number") from None
+        raise ConfigError.not_allowed(name, value, "a number") from None

@@ -1,4 +1,4 @@
-"""What a diffusion model is told: how noisy its input is, and of which class the picture is to be."""
+"""What a diffusion model is conditioned on: how noisy its input is, and of which class the picture is to be."""
 
 from __future__ import annotations
 

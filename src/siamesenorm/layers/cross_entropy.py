@@ -91,7 +91,7 @@ def _of_logits(logits: Tensor, labels: Tensor, counted: Tensor, ignore: int, z_w
 
 
 def logits_cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100, z_weight: float = 0.0) -> Tensor:
-    """`linear_cross_entropy` where the logits are there already, because somebody wants to see them: the mean."""
+    """`linear_cross_entropy` where the logits are there already, because the caller wants to see them: the mean."""
     rows, flat = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
     return _of_logits(rows, flat, (flat != ignore_index).sum().clamp(min=1), ignore_index, z_weight)
 

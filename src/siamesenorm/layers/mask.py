@@ -15,7 +15,7 @@ from siamesenorm.residual.kernels.eager import transformed
 
 @dataclass(frozen=True)
 class Visibility:
-    """What attention is told: a boolean mask that broadcasts to (batch, heads, queries, keys), or less than that."""
+    """What limits attention: a boolean mask that broadcasts to (batch, heads, queries, keys), or less than that."""
 
     mask: Tensor | None = None
     """True where a query sees a key."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, cast
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache, partial, wraps
+from typing import Any, ParamSpec, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual import Gated, Norms, Residual
+from siamesenorm.residual.kernels import native
 from siamesenorm.residual.kernels.eager import planned_for
 
+P = ParamSpec("P")
 FLOAT32 = 4
+KEPT = 32
+"""Configurations whose counts are kept."""
 NARROW = 64
 """Width of the stacks on which it is seen what links keep."""
 
@@ -46,18 +50,38 @@ class Counts:
     """AdamW's two moments."""
     training_bytes: int
     """Weights, gradients and moments."""
-    activation_bytes: int
-    """Kept for backward per unit in eager mode, an estimate."""
+    activations: Callable[[], float] = field(repr=False, compare=False)
+    """Counts the numbers kept for backward per unit; it takes longer than all else here together."""
 
-    def as_json(self) -> dict[str, int | float]:
-        """Plain numbers by name."""
-        return asdict(self)
+    @cached_property
+    def activation_bytes(self) -> int:
+        """Kept for backward per unit in eager mode, an estimate."""
+        return FLOAT32 * int(self.activations())
+
+    def as_json(self, *, activations: bool = True) -> dict[str, int | float]:
+        """Plain numbers by name; activations: whether those are counted too."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "activations"}
+        return {**plain, "activation_bytes": self.activation_bytes} if activations else plain
 
 
-def counts_of(model: Any, *, flops: float, length: int, activations: int, idle: int = 0) -> Counts:
+def counted_once(count: Callable[P, Counts]) -> Callable[P, Counts]:
+    """Keep what was counted of the last configurations, with the compiled kernels and without them apart."""
+
+    @lru_cache(KEPT)
+    def kept(kernels: bool, *args: P.args, **options: P.kwargs) -> Counts:
+        return count(*args, **options)
+
+    @wraps(count)
+    def counted(*args: P.args, **options: P.kwargs) -> Counts:
+        return kept(native.allowed() and native.library() is not None, *args, **options)  # type: ignore[arg-type]
+
+    return counted
+
+
+def counts_of(model: Any, *, flops: float, length: int, activations: Callable[[], float], idle: int = 0) -> Counts:
     """Counts of a model of any family, which may lie on the meta device; all but its stack counts as embedding.
 
-    flops: of a unit's forward pass. activations: numbers kept of a unit. idle: parameters that a unit does not use.
+    flops: of a unit's forward pass. activations: counts numbers kept of a unit. idle: parameters it does not use.
     """
     residual = model.residual
     with torch.device("meta"):
@@ -75,7 +99,7 @@ def counts_of(model: Any, *, flops: float, length: int, activations: int, idle: 
         weight_bytes=FLOAT32 * total,
         optimizer_bytes=2 * FLOAT32 * total,
         training_bytes=4 * FLOAT32 * total,
-        activation_bytes=FLOAT32 * activations,
+        activations=activations,
     )
 
 

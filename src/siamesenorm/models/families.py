@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from siamesenorm.models.counts import Counts
 from siamesenorm.models.dit import DIT_PRESETS, DiTConfig, count_dit
 from siamesenorm.models.lm import PRESETS, LMConfig, count_lm
-from siamesenorm.models.presets import Preset
+from siamesenorm.models.stack_config import Preset
 from siamesenorm.models.vit import VIT_PRESETS, ViTConfig, count_vit
 
 

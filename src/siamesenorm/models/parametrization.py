@@ -17,7 +17,7 @@ and laws of width of embedding and head, are read at the base. So a model of its
 
 A width grows by more heads, not by larger ones: then attention needs no factor. Muon's update has singular values that
 grow with the root of a matrix' longer side; a change of m_N^-1/2 keeps what it does to a vector as it is, and for
-queries, keys and values, whose matrices (one a head) grow in one direction only, it takes m_N^-1.
+queries, keys and values, whose matrices (one per head) grow in one direction only, it takes m_N^-1.
 """
 
 from __future__ import annotations

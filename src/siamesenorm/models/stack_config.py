@@ -1,13 +1,17 @@
-"""What the configurations of all models share: the shape of the stack, and its topology."""
+"""What the configurations of all models share: the shape of the stack, its topology, and presets with names."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from siamesenorm.field_errors import PlainModel
 from siamesenorm.residual import Residual
+
+Config = TypeVar("Config", bound=BaseModel)
 
 
 class StackConfig(PlainModel):
@@ -57,3 +61,20 @@ class StackConfig(PlainModel):
         """Raise where the heads do not share the width evenly."""
         if self.dim % self.heads:
             raise ValueError(f"heads = {self.heads} is not allowed; it takes a divisor of dim = {self.dim}{otherwise}")
+
+
+@dataclass(frozen=True)
+class Preset(Generic[Config]):
+    """A named configuration."""
+
+    name: str
+    about: str
+    config: Config
+
+
+def changed(presets: Mapping[str, Preset[Config]], name: str, changes: Mapping[str, Any]) -> Config:
+    """The configuration of one of the presets, checked again with some of its fields changed."""
+    if name not in presets:
+        raise ValueError(f"model: unknown name {name!r}; known names: {', '.join(presets)}")
+    config = presets[name].config
+    return type(config).model_validate({**config.model_dump(), **changes})

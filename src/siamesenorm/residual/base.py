@@ -379,7 +379,7 @@ class Topology(NeedsOnOffer, nn.Module):
         many = isinstance(drop_path, Sequence) and not isinstance(drop_path, str)
         rates: list[Any] = list(drop_path) if many else [drop_path] * blocks  # type: ignore[arg-type]
         if len(rates) != blocks:
-            raise TopologyError(f"drop_path: {len(rates)} rates for {blocks} blocks; give one rate or one a block")
+            raise TopologyError(f"drop_path: {len(rates)} rates for {blocks} blocks; give one rate or one per block")
         if dropout or any(rates):  # all links or none: blocks are of one shape
             for place, link in zip(self.places, self.links, strict=False):
                 link.drop = Drop(dropout, rates[place.block])

@@ -38,7 +38,7 @@ EXACT: dict[type[Topology], Setting] = {}
 def compute_pre_norm(
     topology: Topology, norms: Sequence[nn.Module], final: nn.Module
 ) -> dict[nn.Parameter, nn.Parameter]:
-    """Set every parameter of a topology so that it computes Pre-Norm with these norms, one a sublayer and the last.
+    """Set every parameter of a topology so that it computes Pre-Norm with these norms, one per sublayer and the last.
 
     Raises `NotExact` where no such setting is known. Steps of `prores` are set to their end. The embedding has to
     be times `embedding_factor`. Returns the parameters that play the part of one of the norms', each with that one.

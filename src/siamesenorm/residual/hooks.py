@@ -1,4 +1,4 @@
-"""Whether somebody watches a module: what stands in for its call must then stand aside."""
+"""Whether a module has hooks: what stands in for its call must then give way to it."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class Widen(Topology):
  R (n rows) ──┬────────────────────────────(+)──▶ R      sublayer i writes to row i mod n
               └──▶ Σ a_j R_j ──▶ N ──▶ F ───┘
 
- start: n copies of embed        end: N(sum of rows)        a: n learned numbers a sublayer"""
+ start: n copies of embed        end: N(sum of rows)        a: n learned numbers per sublayer"""
 
     def link(self, place: Place) -> Link:
         """The rows in turn."""

@@ -192,7 +192,7 @@ class Manifold(Rows):
         self.collapse = collapse
 
     def link(self, place: Place) -> Link:
-        """One set of mappings a sublayer, its favoured row in turn."""
+        """One set of mappings per sublayer, its favoured row in turn."""
         return SinkhornLink(self.norm("input"), self.dim, place.index, self.norms.eps, self.options)
 
     def close(self, streams: Tensor) -> Tensor:
@@ -214,10 +214,9 @@ class PermutationLink(ManifoldLink):
 
     equation = "h = H_pre R;  R = H_res R + H_post^T F(N h),  H_res a mean of permutations"
 
-    permutations: Tensor
-
     def __init__(self, norm: nn.Module, dim: int, index: int, eps: float, rate: int) -> None:
         super().__init__(norm, dim, rate, math.factorial(rate), index, eps)
+        self.orders = tuple(itertools.permutations(range(rate)))  # the identity first
 
     def start(self) -> tuple[Tensor, Tensor, Tensor]:
         """H_pre favours row k mod n, H_post = 1, H_res nearly the identity, which comes first."""
@@ -232,15 +231,15 @@ class PermutationLink(ManifoldLink):
         """H_pre in (0, 1), H_post in (0, 2), H_res = sum_r p_r P_r, doubly stochastic exactly."""
         pre, post, res = self.logits(R)
         shares = res.softmax(-1)
-        H_res = (shares @ permutation_matrices(self.rate, shares)).unflatten(-1, (self.rate, self.rate))
+        H_res = (shares @ permutation_matrices(self.orders, shares)).unflatten(-1, (self.rate, self.rate))
         return torch.sigmoid(pre), 2 * torch.sigmoid(post), H_res
 
 
-def permutation_matrices(n: int, beside: Tensor) -> Tensor:
-    """All n! permutation matrices, flat, the identity first: (n!, n²), on the device and in the dtype of a tensor."""
-    orders = torch.tensor(list(itertools.permutations(range(n))), device=beside.device)
+def permutation_matrices(orders: tuple[tuple[int, ...], ...], beside: Tensor) -> Tensor:
+    """The matrix of each order of n rows, flat: (orders, n²), on the device and in the dtype of a tensor."""
+    rows = torch.tensor(orders, device=beside.device)
     # No one_hot: it looks at the values, which tracers refuse and a GPU waits for.
-    return (orders.unsqueeze(-1) == torch.arange(n, device=beside.device)).to(beside.dtype).flatten(1)
+    return (rows.unsqueeze(-1) == torch.arange(rows.shape[-1], device=beside.device)).to(beside.dtype).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -270,7 +269,7 @@ class ManifoldLite(Rows):
  H_pre = σ(·)   H_post = 2σ(·)   H_res = Σ softmax(·) · permutations, all from the token's own rows"""
 
     def link(self, place: Place) -> Link:
-        """One set of mappings a sublayer, its favoured row in turn."""
+        """One set of mappings per sublayer, its favoured row in turn."""
         return PermutationLink(self.norm("input"), self.dim, place.index, self.norms.eps, self.options.rate)
 
     def close(self, streams: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a topology asks of sublayers that somebody else writes: on offer here, with a warning until it is taken.
+"""What a topology asks of sublayers that the user writes: on offer here, with a warning until it is taken.
 
 Two things lie inside sublayers, where a topology cannot reach: norms on queries, keys and values or before output
 projections, and first weights. Without them the name stays and the method is gone, so a stack says so when it runs.

@@ -64,7 +64,7 @@ def lay_out(blocks: Blocks, base_blocks: int | None = None) -> list[Place]:
     whole = isinstance(blocks, int) and not isinstance(blocks, bool)
     listed = isinstance(blocks, Sequence) and not isinstance(blocks, str)
     if not whole and not (listed and all(isinstance(block, Sequence) for block in blocks)):  # type: ignore[union-attr]
-        raise TopologyError.not_allowed("blocks", blocks, "a number or a list of sublayer kinds a block")
+        raise TopologyError.not_allowed("blocks", blocks, "a number or a list of sublayer kinds per block")
     if isinstance(blocks, int):
         if blocks < 1:
             raise TopologyError(f"blocks: {shown(blocks)} is not allowed; a stack has at least 1 block")

@@ -1,4 +1,4 @@
-"""Streams of several rows: what topologies share whose stream is ``R`` of shape (..., n, d), one row a copy.
+"""Streams of several rows: what topologies share whose stream is ``R`` of shape (..., n, d), one row per copy.
 
 Between `read` and `write` the stream is the pair of the rows and the weights with which each row receives the output.
 """

@@ -299,7 +299,7 @@ class FusedStep(Step):
         ]
 
     def seen(self) -> bool:
-        """Whether somebody watches or has exchanged a norm or a link that the operator would pass by."""
+        """Whether a norm or a link that the operator would bypass has hooks or was exchanged."""
         for modules, name, module in self.held:
             if modules.get(name) is not module:
                 return True

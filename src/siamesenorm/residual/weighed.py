@@ -159,7 +159,7 @@ class Zaya(Topology):
 
     name = "zaya"
     about = """
-    ZAYA's residual scaling: ``x = s_r (x + b_r) + s_o (F(N x) + b_o)``, four vectors a sublayer.
+    ZAYA's residual scaling: ``x = s_r (x + b_r) + s_o (F(N x) + b_o)``, four vectors per sublayer.
     """
     equation = "x = s_r (x + b_r) + s_o (F(N x) + b_o)"
     end = "N x"

@@ -1,4 +1,4 @@
-"""What is learnt: one file a domain, each with its loss, metrics and evaluation; the training engine is one for all.
+"""What is learnt: one file per domain, each with its loss, metrics and evaluation; the training engine is one for all.
 
 from siamesenorm.tasks import find_task
 find_task("language").sections["model"]          # the class of a recipe's model section

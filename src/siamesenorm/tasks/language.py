@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,8 +19,9 @@ from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.data.tokens import Tokens
 from siamesenorm.errors import DataError
 from siamesenorm.layers.mlp import GATED
+from siamesenorm.models.counts import FLOAT32
 from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
-from siamesenorm.models.lm.counts import activations_of_token, flops_of_token
+from siamesenorm.models.lm.counts import count_lm, flops_of_token
 from siamesenorm.residual.kernels.eager import planned
 from siamesenorm.tasks.base import Batch, Loss, Ranks, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
@@ -68,7 +70,7 @@ class LanguageTask(Task):
             )
         if data.weights is not None and len(data.weights) != len(data.train):
             raise ValueError(
-                f"data.weights = {list(data.weights)} is not allowed; it takes {len(data.train)} numbers, one a corpus"
+                f"data.weights = {list(data.weights)} is not allowed; it takes {len(data.train)}, one per corpus"
             )
 
     def __init__(self, config: Any) -> None:
@@ -293,10 +295,13 @@ class LanguageTask(Task):
         return c.blocks * block + c.vocab_size * c.dim * (1 if c.tied else 2)
 
     def least_activations(self, recomputed: bool) -> float:
-        """A stream and a reading per sublayer; all the inside too where nothing is recomputed."""
-        config = self.model_config
-        kept = 2 * config.blocks * config.dim if recomputed else activations_of_token(config, 4.0 * config.blocks)
-        return kept * self.data_config.sequence_length
+        """A stream and a reading per sublayer and token; all that is kept where nothing is recomputed."""
+        c = self.model_config
+        return self.data_config.sequence_length * (2 * c.blocks * c.dim if recomputed else self._kept_of_token)
+
+    @cached_property
+    def _kept_of_token(self) -> float:
+        return count_lm(self.model_config).activation_bytes / FLOAT32
 
     def flops_per_sample(self, model: nn.Module) -> float:
         """Forward and backward over one sequence."""

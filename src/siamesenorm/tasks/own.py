@@ -1,4 +1,4 @@
-"""A model of somebody's own, in the same training loop as ours: any nn.Module, any data, any loss.
+"""A user's own model, in the same training loop as ours: any nn.Module, any data, any loss.
 
 What makes the model, its data and its loss are values of Python, which no configuration can hold: they are given to
 the process around training, and nothing that a run's folder says is ever imported or called.
@@ -43,7 +43,7 @@ Setting = str | int | float | bool
 
 
 class OwnModelConfig(Section):
-    """A model of somebody's own, as far as a file can say it."""
+    """A user's own model, as far as a file can say it."""
 
     topology: str = Field(min_length=1, max_length=500, description="What the function that makes it was given.")
     source: str = Field(default="", description="What makes it.")
@@ -302,7 +302,7 @@ def name_of(function: Any) -> str:
 
 
 def check_model(task: OwnTask) -> None:
-    """Raise where the function gives no new models, or a loss cannot be had of one; nothing is trained."""
+    """Raise where the function gives no new models, or one gives no loss; nothing is trained."""
     model, other = task.build_model(), task.build_model()
     if model is other:
         raise DataError(

@@ -1,4 +1,4 @@
-"""What a model of somebody's own learns from: tokens, a Dataset, or a function that gives batches.
+"""What a user's own model learns from: tokens, a Dataset, or a function that gives batches.
 
 Each source gives the batch of any sample of any seed, whatever was asked before: so runs of the same seed see the same
 data in the same order, and an interrupted run goes on with the batch it would have seen.
@@ -63,7 +63,7 @@ class BatchSource(ABC):
 
     kind: str
     sha256: str | None = None
-    """Of the data, where that can be had."""
+    """Of the data, where that is known."""
 
     @abstractmethod
     def batch(self, seed: int, sample: int, size: int) -> Any:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from siamesenorm.train.loop import Result
+    from siamesenorm.train.progress import Result
 
 
 class _Train(ModuleType):

@@ -1,7 +1,7 @@
 """torchrun's agent, which started this process: a worker does not outlive it.
 
-An agent that is killed takes nobody with it. Its workers would go on without anybody to start them again, hold their
-GPUs and the run's lock, and the next agent on the machine would wait. So a worker watches its agent: once that is gone
+An agent that is killed leaves its workers behind. They would go on with no agent to start them again, hold their GPUs
+and the run's lock, and the next agent on the machine would wait. So a worker watches its agent: once that is gone
 it gets SIGTERM, at which a run saves its step and stops, with the processes of other machines. What has not ended by
 then, since it waits for a process that is gone too, ends when torchrun would have ended it.
 """

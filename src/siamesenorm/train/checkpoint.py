@@ -36,11 +36,7 @@ from siamesenorm.train.checkpoint_folder import PROGRESS, CheckpointFolder
 from siamesenorm.train.distributed import World
 from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
 from siamesenorm.train.sharded_files import ShardReader, ShardWriter, read_sizes
-from siamesenorm.train.staging import Staged
-from siamesenorm.train.training_state import Restoring, State, flatten
-from siamesenorm.train.weights import export_weights, gather_weights
-
-__all__ = ["Checkpoint", "CheckpointError", "CheckpointStore", "export_weights", "gather_weights"]
+from siamesenorm.train.training_state import Restoring, Staged, State, flatten
 
 log = logging.getLogger("siamesenorm")
 
@@ -66,8 +62,8 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run, in a folder that all its processes see.
 
-    keep: how many of the newest complete ones stay. report: is told, on the main process and in one sentence, of
-    damaged checkpoints and of saves that failed; default: a warning in the log.
+    keep: how many of the newest complete ones stay. report: is called, on the main process and with one sentence, for
+    damaged checkpoints and saves that failed; default: a warning in the log.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ class CheckpointFolder:
         oldest_kept = numbers[good[self.keep - 1]]
         for path, manifest in found.items():
             if numbers.get(path, -1) < oldest_kept and not (manifest is not None and manifest.permanent):
-                with contextlib.suppress(OSError):  # where somebody has put something into it, it stays whole
+                with contextlib.suppress(OSError):  # where others have put something into it, it stays whole
                     check_removable(path, CHECKPOINT)
                     doomed = path.with_name(f".{path.name}{PARTIAL}")  # first out of sight, then gone
                     rename_free(path, doomed)

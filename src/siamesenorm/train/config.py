@@ -68,7 +68,7 @@ class StepsConfig(Section):
     epochs: float | None = Field(
         default=None, gt=0, le=10**6, description="Passes over the training data, in whole steps; or steps or tokens."
     )
-    batch_size: int = Field(ge=1, le=LARGEST_BATCH, description="Samples a step, of all processes together.")
+    batch_size: int = Field(ge=1, le=LARGEST_BATCH, description="Samples per step, of all processes together.")
     micro_batch_size: Annotated[Count | Literal["auto"] | None, HOW] = Field(
         default=None,
         description="Samples that a process computes at a time, at most; its share of the batch is accumulated. "

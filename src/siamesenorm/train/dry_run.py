@@ -10,8 +10,8 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import clock
 from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.memory import check_memory, gib, memory_need
+from siamesenorm.train.recipes import in_steps
 
 STEPS = 3
 """That are timed, behind a first one that is not."""

@@ -22,7 +22,6 @@ from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
 from siamesenorm.tasks.base import Batch, Loss
 from siamesenorm.train.activations import checkpoint_activations
-from siamesenorm.train.checkpoint import export_weights
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import largest_gradient
@@ -39,6 +38,7 @@ from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import lr_factor
 from siamesenorm.train.sequence_parallel import divides_tokens
 from siamesenorm.train.starting import Starting
+from siamesenorm.train.weights import export_weights
 
 MIXER = 0x9E3779B97F4A7C15
 

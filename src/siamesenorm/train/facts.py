@@ -61,7 +61,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 class Facts:
     """Counts what a run costs from here on, beyond what earlier parts of it have cost.
 
-    known: where the run comes from, where somebody has found that out already.
+    known: where the run comes from, where that is known already.
     alone: whether the process does nothing else, so that its memory is the run's.
     """
 
@@ -71,7 +71,7 @@ class Facts:
         self.earlier: dict[str, Any] = {}
 
     def begin(self, *, anew: bool = False) -> None:
-        """Leave word of where the run comes from; anew: what an earlier one has cost does not count."""
+        """Record where the run comes from; anew: what an earlier one has cost does not count."""
         self.earlier = {} if anew else read_facts(self.folder)
         self.provenance = origin(self.config) if self.provenance is None else self.provenance
         write_json(self.folder / FACTS, {**self.earlier, **self.provenance})

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from siamesenorm import errors
-from siamesenorm.errors import SHOWN
+from siamesenorm.errors import SHOWN, shown
 from siamesenorm.tasks.base import HowComputed
 
 
@@ -138,7 +137,7 @@ def explain(error: ValidationError, config: type[BaseModel]) -> str:
         message = message.removeprefix(f"{name}: ").removeprefix(f"{path}: ")
         return f"{path}: {message}" if path and not message.startswith(f"{path}.") else message
     allowed = describe_allowed(fields[path]) if path in fields else str(first["msg"]).lower()
-    return f"{path}: {shown(first['input'])} is not allowed; it takes {allowed}"
+    return f"{path}: {as_written(first['input'])} is not allowed; it takes {allowed}"
 
 
 def unknown_field(path: str, fields: dict[str, NamedField]) -> str:
@@ -152,10 +151,10 @@ def unknown_field(path: str, fields: dict[str, NamedField]) -> str:
     return f"{where}: unknown field {name[:SHOWN]!r}; its fields are {', '.join(known)}"
 
 
-def shown(value: Any) -> str:
-    """A refused value as it was written in YAML, cut where it is long."""
+def as_written(value: Any) -> str:
+    """A value of a field as YAML writes it, cut where it is long."""
     words = {True: "true", False: "false", None: "null"}
-    return words[value] if value is None or isinstance(value, bool) else errors.shown(value)
+    return words[value] if value is None or isinstance(value, bool) else shown(value)
 
 
 def _path(detail: ErrorDetails, fields: dict[str, NamedField]) -> str:

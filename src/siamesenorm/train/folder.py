@@ -32,10 +32,9 @@ from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import parse_json, read_model
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_tree
 from siamesenorm.data.replacement import Replacement
-from siamesenorm.errors import ConfigError, DataError
+from siamesenorm.errors import ConfigError, DataError, shown
 from siamesenorm.train import checkpoint_folder
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.fields import shown
 from siamesenorm.train.recipes import load_recipe, parse_config
 from siamesenorm.train.resuming import refused_change
 from siamesenorm.train.yaml import write_yaml
@@ -67,7 +66,7 @@ LOCK = ".lock"
 LEFT = re.compile(hidden_names("|".join(map(re.escape, (CONFIG, *FILES)))))
 """Files that killed writers leave behind."""
 SECTIONS = {"task", "model", "data", "train", "optimizer", "schedule", "checkpoint", "logging", "parallel"}
-"""All of these are in a run's configuration, and not in one that somebody wrote for something else."""
+"""All of these are in a run's configuration, and not in one written for something else."""
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
 Mode = Literal["auto", "resume", "restart"]

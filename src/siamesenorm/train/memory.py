@@ -21,7 +21,7 @@ from siamesenorm.train.planning.profile import UncountableError
 FLOAT = 4
 TRAINED = {"adamw": 4, "muon": 3}
 """Weights, gradients, AdamW's two moments or Muon's one."""
-AMPLE = 8
+AMPLE = 64
 """A run that has so many times the least it can need is not looked at more closely."""
 ANYWAY = "train.memory_check=false begins all the same"
 
@@ -63,18 +63,24 @@ def memory_need(config: RunConfig, task: Task, world: World, micro: int | None =
     The state is what is there when a step is at its fullest: weights and optimiser, and gradients that wait there.
     """
     try:
+        if world.pp > 1:
+            raise UncountableError("layouts that are not counted yet")
         need = need_of(config, layout_of(config, world, micro), "cuda" if world.device.type == "cuda" else "cpu")
     except UncountableError:
-        return least_memory(config, task, world, micro)
+        recomputed = config.train.activation_checkpointing != "none"
+        return least_memory(config, task, world, micro, recomputed=recomputed)
     here = sharing(world)
     state = min(need.state, need.peak)
     return Least(here * state, here * (need.peak - state))
 
 
-def least_memory(config: RunConfig, task: Task, world: World, micro: int | None = None) -> Least:
+def least_memory(
+    config: RunConfig, task: Task, world: World, micro: int | None = None, *, recomputed: bool = True
+) -> Least:
     """A lower bound for the processes that share the memory, without making anything.
 
     micro: samples that one computes at a time; default: as the configuration has it, 1 where it chooses by this.
+    recomputed: whether nothing inside of sublayers is counted, which takes no time.
     """
     beside = TRAINED[config.optimizer.kind] - 1 + (config.train.ema is not None)
     copies = 1 + beside * share_of(config, task.model_of)
@@ -82,7 +88,7 @@ def least_memory(config: RunConfig, task: Task, world: World, micro: int | None 
     here = sharing(world)
     samples = config.train.batch_size / world.data_size
     at_once = min(samples, layout_of(config, world, micro).micro_batch)
-    activations = task.least_activations(config.train.activation_checkpointing != "none")
+    activations = task.least_activations(recomputed)
     width = FLOAT if config.train.precision == "fp32" else 2
     batch = at_once * activations * width + samples * task.units_per_sample * 16
     return Least(here * copies * FLOAT * task.parameters / shards, here * batch)
@@ -94,7 +100,7 @@ def sharing(world: World) -> int:
 
 
 class Room(NamedTuple):
-    """Bytes that can be had, at most, by all processes that share them, and who says so."""
+    """Bytes available, at most, to all processes that share them, and who says so."""
 
     size: float
     words: str
@@ -104,7 +110,7 @@ class Room(NamedTuple):
 
 
 def free_memory(device: torch.device, processes: int = 1) -> Room | None:
-    """What can be had; None where the system does not say."""
+    """Available memory; None where the system does not say."""
     if device.type == "cuda":
         return Room(float(torch.cuda.mem_get_info(device)[0]), "this GPU has {} free")
     rooms = [machine_room(), group_room(), process_room(processes)]

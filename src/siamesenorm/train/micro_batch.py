@@ -86,4 +86,4 @@ class MicroBatches:
 
     def sentence(self) -> str:
         """Both numbers, in words."""
-        return f"a process computes {self.size} samples at a time, {self.count} times a step"
+        return f"a process computes {self.size} samples at a time, {self.count} times per step"

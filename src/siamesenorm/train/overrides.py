@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from siamesenorm.errors import SHOWN, ConfigError
-from siamesenorm.train.fields import NamedField, alternatives, fields_of, shown
+from siamesenorm.train.fields import NamedField, alternatives, fields_of
 from siamesenorm.train.yaml import read_yaml
 
 INSTEAD = {
@@ -36,7 +36,7 @@ def apply_overrides(values: dict[str, Any], overrides: Sequence[str], config: ty
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"override: {shown(override)} is not allowed; it takes key=value, such as lr=1e-3")
+            raise ConfigError.not_allowed("override", override, "key=value, such as lr=1e-3")
         field = find_field(key.strip(), fields)
         named.add(field.path)
         _put(values, field.path, parse_value(text.strip(), field))
@@ -83,7 +83,7 @@ def as_text(value: Any) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError):
-        raise ConfigError(f"override: {shown(value)} is not allowed; it takes numbers, texts, lists or None") from None
+        raise ConfigError.not_allowed("override", value, "numbers, texts, lists or None") from None
 
 
 def as_overrides(fields: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """Pipeline parallelism of a language model: every group of processes has some of the blocks.
 
 Stages and schedules are those of `torch.distributed.pipelining`. What travels between two stages is what the topology
-carries at that depth, one tensor a stream, however many these are; shapes are computed without memory (``meta``).
+carries at that depth, one tensor per stream, however many these are; shapes are computed without memory (``meta``).
 The first stage has the embedding, the last the topology's end, the head and the loss. Every process reads the batch
 of its part, so that positions, masks and labels need not travel.
 

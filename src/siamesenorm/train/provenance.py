@@ -17,6 +17,7 @@ from siamesenorm.data.images.opening import DIGITS, FASHION_MNIST, open_images
 from siamesenorm.data.index import INDEX
 from siamesenorm.data.listing import files_below
 from siamesenorm.data.sources import EMBEDDED, find_sources
+from siamesenorm.data.workers import available_cores
 from siamesenorm.train.config import RunConfig
 from siamesenorm.version import __version__
 
@@ -33,13 +34,8 @@ def machine_facts() -> dict[str, Any]:
             continue
     return {
         "versions": versions,
-        "machine": {"system": platform.platform(), "processor": processor(), "cores": cores()},
+        "machine": {"system": platform.platform(), "processor": processor(), "cores": available_cores()},
     }
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_asked_for() -> int | None:

@@ -20,11 +20,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, create_model
 
 from siamesenorm.data.reading import read_text, reason_of
-from siamesenorm.errors import ConfigError, DataError
+from siamesenorm.errors import ConfigError, DataError, shown
 from siamesenorm.tasks import OWN, TASKS, Task, find_task
 from siamesenorm.tasks.base import HOW
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.fields import explain, shown
+from siamesenorm.train.fields import explain
 from siamesenorm.train.overrides import apply_overrides
 from siamesenorm.train.source_model import source_model
 from siamesenorm.train.yaml import LARGEST, read_yaml
@@ -119,7 +119,7 @@ def load_recipe(recipe: Recipe) -> dict[str, Any]:
             raise ConfigError(f"{name}: is no recipe; it takes sections such as model, data and optimizer")
         base = read.pop("base", None)
         if base is not None and (not isinstance(base, str) or not base):
-            raise ConfigError(f"base: {shown(base)} is not allowed; it takes the name or path of a recipe")
+            raise ConfigError.not_allowed("base", base, "the name or path of a recipe")
         values = merge(read, values)
         beside = None if base is None or place is None else place.parent / base
         name = beside if beside is not None and beside.is_file() else base
@@ -179,7 +179,7 @@ def config_class(task: Any) -> type[RunConfig]:
     if task is None:
         raise ConfigError(f"task: is missing; it takes one of {', '.join(TASKS)}")
     if not isinstance(task, str) or task not in {**TASKS, **OWN}:
-        raise ConfigError(f"task: {shown(task)} is not known; it takes one of {', '.join(TASKS)}")
+        raise ConfigError.unknown("task", task, TASKS)
     return _config_class(find_task(task))
 
 
@@ -197,3 +197,16 @@ def _config_class(task: type[Task]) -> type[RunConfig]:
     made: type[RunConfig] = create_model(f"{task.name.title()}RunConfig", __base__=RunConfig, **fields)
     copyreg.pickle(made, lambda config: (parse_config, (config.as_dict(),)))  # made here, so it has no name to pickle
     return made
+
+
+def in_steps(config: RunConfig) -> RunConfig:
+    """The same run with steps instead of epochs; one that has no epochs comes back as it is, its data unopened."""
+    if config.train.epochs is None:
+        return config
+    samples = find_task(config.task)(config).epoch_samples
+    try:
+        return config.in_steps(samples)
+    except ValidationError as error:
+        raise ConfigError(explain(error, type(config))) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None

@@ -51,7 +51,7 @@ class Recorder:
             self.task.unit: step * samples,
             "seconds": round(seconds, 6),
         }
-        if self.peak is not None and work:  # a model of somebody's own does not say it
+        if self.peak is not None and work:  # a user's own model does not say it
             record["mfu"] = round(self.peak.share(work / seconds), 5)
         if skipped:
             record["skipped"] = skipped

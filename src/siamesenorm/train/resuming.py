@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.fields import shown
+from siamesenorm.train.fields import as_written
 from siamesenorm.train.schedule import steady_until
 
 LENGTH = ("steps", "tokens", "epochs")
@@ -27,7 +27,7 @@ def refused_change(there: RunConfig, here: RunConfig, done: int) -> str | None:
     for values in (old, new):
         values["train"] = {name: value for name, value in values["train"].items() if name not in LENGTH}
     for field, before, now in differing_fields(old, new):
-        return f"{field} is {shown(before)} instead of {shown(now)}"
+        return f"{field} is {as_written(before)} instead of {as_written(now)}"
     return None
 
 
@@ -45,7 +45,7 @@ def refused_length(there: RunConfig, here: RunConfig, done: int) -> str | None:
 def changes(there: RunConfig, here: RunConfig) -> list[str]:
     """Every field that differs by name, with both values, in words; what is said about a run does not count."""
     return [
-        f"{field} is {shown(now)} instead of {shown(before)}"
+        f"{field} is {as_written(now)} instead of {as_written(before)}"
         for field, before, now in differing_fields(there.as_dict(), here.as_dict())
         if field != "about"
     ]

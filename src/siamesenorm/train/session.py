@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.train.display import ConsoleDisplay, Display
-from siamesenorm.train.loop import Result, train
+from siamesenorm.train.loop import train
 from siamesenorm.train.overrides import as_overrides
+from siamesenorm.train.progress import Result
 from siamesenorm.train.recipes import resolve
 
 LONGEST = 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
         from siamesenorm.train.folder import RunFolder  # which reads its configuration by way of recipes
 
         config = RunFolder(place).config()
-        fields, theirs = config.model.model_dump(mode="json"), config.task
+        fields: Any = config.model.model_dump(mode="json")
+        theirs: str | None = config.task
     elif is_model(place):
         fields, theirs = model_config_of(place, FIELD).model_dump(mode="json"), "language"
     elif place.is_file():
-        fields, theirs = _header(place)
+        fields, theirs = model_of_header(read_header(place, FIELD), place)
     else:
         raise ConfigError(
             f"{FIELD}: {source!r} is not there; it takes a run, a Hugging Face folder, a GGUF or safetensors file"
@@ -38,8 +40,8 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
     return fields
 
 
-def _header(file: Path) -> tuple[Any, Any]:
-    header = read_header(file, FIELD)
+def model_of_header(header: Mapping[str, str], file: Path) -> tuple[Any, str | None]:
+    """The model's fields and the task that a file of weights names in its header; None where it names none."""
     try:
         return parse_json(header.get("config", "null")), header.get("task")
     except ValueError:

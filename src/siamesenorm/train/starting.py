@@ -24,10 +24,10 @@ from siamesenorm.models.stack import current_name
 from siamesenorm.tasks import Task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.layout import place, row_orders
+from siamesenorm.train.source_model import FIELD, model_of_header
 from siamesenorm.train.trained import open_language_model, open_trained
 from siamesenorm.train.training_state import model_tensors
 
-FIELD = "train.init_from"
 FREE = {"dropout", "drop_path", "z_weight", "init", "init_std", "first_logits", "class_dropout", "balance_weight"}
 """Fields of a model that weights do not depend on."""
 VOCABULARY = ("embedding.weight", "head.weight")
@@ -104,12 +104,9 @@ def _read(source: Path, task: str) -> Found:
             f"{FIELD}: {str(source)!r} is not there; it takes a run, a Hugging Face folder, a GGUF or safetensors file"
         )
     weights, header = read_tensors(source, FIELD)
-    if header.get("task", task) != task:
-        raise ConfigError(f"{FIELD}: {str(source)!r} is a model of {header['task']!r}; the run is one of {task}")
-    try:
-        said = parse_json(header["config"]) if "config" in header else None
-    except ValueError:
-        raise ConfigError(f"{FIELD}: {str(source)!r} has a header that is not sound JSON") from None
+    said, theirs = model_of_header(header, source)
+    if theirs not in (None, task):
+        raise ConfigError(f"{FIELD}: {str(source)!r} is a model of {theirs!r}; the run is one of {task}")
     return said if isinstance(said, dict) else None, weights, None
 
 

@@ -28,6 +28,33 @@ AVERAGED = "ema."
 """How the names of averaged weights in ``tensors`` begin; the parameter's name follows."""
 
 
+class Staged:
+    """Named tensors as they are now; whoever made it may change them at once.
+
+    ::
+
+        copies = Staged(tensors)       # waits for nothing
+        ...                            # in another thread, while training goes on
+        write(copies.arrived())
+
+    From a GPU they are copied in the order of its work, so that the steps behind come too late to change them. They
+    go into pinned memory, which PyTorch takes for a copy that is not waited for and keeps for the next one.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._copies = {
+            name: tensor.detach().to("cpu", non_blocking=True, copy=True) for name, tensor in tensors.items()
+        }
+        devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
+        self._under_way = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def arrived(self) -> dict[str, Tensor]:
+        """The copies, when they are complete."""
+        for event in self._under_way:
+            event.synchronize()
+        return self._copies
+
+
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by their plain names, sharing memory with the model."""
     return {plain_name(name): tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}

@@ -1,7 +1,7 @@
 """Embedding, head and loss where the processes of a tensor group divide the vocabulary among themselves.
 
 Every process has the logits of its own tokens only; what a row's cross-entropy needs of the others, its largest
-logit, its sum and the label's logit, are three numbers a row. Whoever asks for logits gets all of them, gathered.
+logit, its sum and the label's logit, are three numbers per row. Whoever asks for logits gets all of them, gathered.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from torch import distributions
 from torch.testing import assert_close
 
 from siamesenorm.tasks.diffusion import Process
+from siamesenorm.tasks.diffusion.data import draw
 from siamesenorm.tasks.diffusion.losses import bound_term, byte_log_likelihood, gaussian_losses, normal_kl
-from siamesenorm.tasks.diffusion.noise import draw
 from siamesenorm.tasks.diffusion.schedule import Normal, Schedule
 
 SHAPE = (6, 2, 4, 4)

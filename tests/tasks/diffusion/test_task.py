@@ -11,27 +11,12 @@ from siamesenorm.lab.report.records import read_run
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.diffusion.data import to_bytes
 from siamesenorm.train.folder import WEIGHTS, read_metrics
-from siamesenorm.train.loop import Loop, train
+from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import recipe_names, resolve
 from siamesenorm.train.trained import open_trained
+from train.small_runs import train_until
 
 from .small_runs import tiny
-
-
-class Killed(BaseException):
-    """As sudden as it gets within one process."""
-
-
-def kill_at(monkeypatch, step):
-    plain = Loop.take_step
-
-    def take_step(self):
-        if self.step + 1 == step:
-            self.engine.compute(step)
-            raise Killed
-        return plain(self)
-
-    monkeypatch.setattr(Loop, "take_step", take_step)
 
 
 def make_task(*overrides):
@@ -39,13 +24,10 @@ def make_task(*overrides):
     return find_task("diffusion")(config)
 
 
-def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch):
+def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     config = tiny("checkpoint.every=2")
     train(config, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        kill_at(patch, 5)
-        with pytest.raises(Killed):
-            train(config, tmp_path / "killed")
+    train_until(5, config, tmp_path / "killed")
     assert train(config, tmp_path / "killed").state == "finished"
 
     def losses(name):

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from siamesenorm.errors import DataError
-from siamesenorm.tasks.fidelity.scores import inception_score, precision_recall
-from siamesenorm.tasks.fidelity.statistics import Gaussian, Moments, frechet_distance
+from siamesenorm.tasks.fidelity.statistics import Gaussian, Moments, frechet_distance, inception_score, precision_recall
 
 
 def draw(*shape, seed=0):

@@ -1,4 +1,4 @@
-"""Folders of images, a sub-folder a class, decoded when an image is asked for."""
+"""Folders of images, one sub-folder per class, decoded when an image is asked for."""
 
 from __future__ import annotations
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from siamesenorm.data.images.cifar import CifarImages, find_cifar
 from siamesenorm.data.images.columns import open_dataset, open_parquet
-from siamesenorm.data.images.digits import digits
 from siamesenorm.data.images.idx import FASHION, idx_file, open_idx
 from siamesenorm.data.images.image_folder import FolderImages, split_folder
-from siamesenorm.data.images.imageset import SPLITS, ImageSet, Split, hold_out
+from siamesenorm.data.images.imageset import SPLITS, ArrayImages, ImageSet, Split, hold_out
 from siamesenorm.data.reading import named_path
-from siamesenorm.errors import DataError
+from siamesenorm.errors import DataError, import_extra
 
 HUB = "hf:"
 DIGITS = "digits"
@@ -118,3 +120,11 @@ def _open_hub(name: str, split: Split, held_out: float | None, columns: dict[str
             continue
         return train if split == "train" else test
     return _side(train, split, held_out)
+
+
+@functools.lru_cache(maxsize=1)
+def digits() -> ArrayImages:
+    """The 1797 handwritten digits of 8×8 pixels that come with scikit-learn; grey levels 0 to 16 become 0 to 255."""
+    found = import_extra("sklearn.datasets", "the embedded set digits", "vision").load_digits()
+    pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
+    return ArrayImages("digits", pixels, found.target.astype(np.int64), [str(digit) for digit in range(10)])

@@ -73,7 +73,7 @@ def encode_images(
     overwrite: bool = False,
     progress: Progress = lambda images: None,
 ) -> LatentIndex:
-    """Encode every image, fitted to size × size, and its mirror image if asked; progress hears of finished images.
+    """Encode every image, fitted to size × size, and its mirror image if asked; progress counts finished images.
 
     Run again after an interruption, it goes on: finished shards are kept where their checksums match. Batches begin
     anew with every shard, so that no number depends on where a run began.

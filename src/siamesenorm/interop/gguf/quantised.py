@@ -1,6 +1,6 @@
 """How numbers lie in GGUF files: plain, or in blocks of small whole numbers with a scale, which are undone here.
 
-The layouts of 32 numbers a block are read by this package; the others by PyPI's ``gguf``, where it is installed.
+The layouts of 32 numbers per block are read by this package; the others by PyPI's ``gguf``, where it is installed.
 """
 
 from __future__ import annotations

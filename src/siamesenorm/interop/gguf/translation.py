@@ -91,7 +91,7 @@ def shortest(value: Any) -> Any:
 
 
 def llama3_angles(file: GgufFile, fields: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
-    """Llama 3's scaling, which a file has as one factor a pair of features."""
+    """Llama 3's scaling, which a file has as one factor per pair of features."""
     if SCALED_ANGLES not in file.entries:
         return {}
     found = file.tensor(SCALED_ANGLES).float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from siamesenorm.data.reading import read_object
+from siamesenorm.data.tensors import each_tensor
 from siamesenorm.errors import InteropError
 from siamesenorm.interop.foreign_folder import check_shapes, read_by_others
 from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.gguf.translation import folder_tensors, their_fields
 from siamesenorm.interop.pretrained.architectures import Architecture, architecture_of, read_config
 from siamesenorm.interop.pretrained.names import IGNORED, PLUS_ONE, Targets, targets_of
-from siamesenorm.interop.pretrained.shards import shard_files, tensors_of
 from siamesenorm.models.lm import LanguageModel, LMConfig
 
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 HEADS = ("lm_head.weight", "embed_out.weight")
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -120,3 +121,31 @@ def check_numbers(name: str, tensor: Tensor) -> None:
         raise InteropError(f"source: tensor {name} is of {found}, which cannot be carried; it takes {known}")
     if not torch.isfinite(tensor).all():
         raise InteropError(f"source: tensor {name} holds numbers that are not finite; the weights are damaged")
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model, as its index names them."""
+    if (folder / INDEX).is_file():
+        listed = read_object(folder / INDEX, "source").get("weight_map")
+        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+            raise InteropError(f"source: {str(folder / INDEX)!r} is damaged: it takes a weight_map of names to files")
+        names = sorted(set(listed.values()))
+        for name in names:
+            if name != Path(name).name:
+                raise InteropError(
+                    f"source: {name!r} in {str(folder / INDEX)!r} is not allowed; it takes a file's name"
+                )
+    elif (folder / WHOLE).is_file():
+        names = [WHOLE]
+    else:
+        raise InteropError(f"source: {str(folder)!r} has neither {WHOLE} nor {INDEX}; it takes safetensors files")
+    for name in names:
+        if not (folder / name).is_file():
+            raise InteropError(f"source: {str(folder / name)!r} is not there; {INDEX} names it")
+    return [folder / name for name in names]
+
+
+def tensors_of(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of all files."""
+    for path in files:
+        yield from each_tensor(path, "source")

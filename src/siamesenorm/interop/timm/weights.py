@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from siamesenorm.errors import OfficialError
 from siamesenorm.interop.official_deit import deit_names, load_deit
 from siamesenorm.interop.renaming import check_keys
+from siamesenorm.layers.patch import resample_positions, square_grid
 from siamesenorm.models.vit import VisionTransformer
-from siamesenorm.models.vit.positions import resample_positions, square_grid
 
 HEADS = ("head.", "head_dist.")
 

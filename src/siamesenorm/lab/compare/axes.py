@@ -14,7 +14,7 @@ from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grafts import GraftPlan, GraftSource, check_field, graft_names
 from siamesenorm.lab.compare.grid import OPTIMIZER, OWN_OPTIONS, PARAMETERS, Grid, Setting, short_name
 from siamesenorm.lab.compare.presets import GridPreset
-from siamesenorm.train.fields import fields_of, shown
+from siamesenorm.train.fields import fields_of
 from siamesenorm.train.overrides import find_field
 from siamesenorm.train.recipes import config_class, load_recipe, resolve
 
@@ -134,7 +134,7 @@ def parse_numbers(texts: Iterable[str], option: str, kind: type[int] | type[floa
             number = math.nan
         if not math.isfinite(number) or number < 0:
             what = "whole numbers, such as 0,1,2" if kind is int else "numbers, such as 1e-3,4e-3"
-            raise ConfigError(f"{option}: {shown(part)} is not allowed; it takes {what}")
+            raise ConfigError.not_allowed(option, part, what)
         found.append(number)
     return tuple(found)
 
@@ -143,7 +143,7 @@ def parse_setting(recipe: str | Mapping[str, Any], text: str) -> tuple[Setting, 
     """``warmup=0,30`` as the values of an axis; a single value is the same for all cells."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
-        raise ConfigError(f"--set: {shown(text)} is not allowed; it takes field=value,value (a recipe: --recipe)")
+        raise ConfigError.not_allowed("--set", text, "field=value,value (a recipe: --recipe)")
     fields = {field.path: field for field in fields_of(config_class(load_recipe(recipe).get("task")))}
     path = find_field(key.strip(), fields).path
     if path in OWN_OPTIONS:

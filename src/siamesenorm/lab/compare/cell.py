@@ -32,7 +32,7 @@ class CellOrder:
     threads: int = 1
     gpu: int | None = None
     model: str | None = None
-    """``FILE.py:NAME``, where it is a model of somebody's own."""
+    """``FILE.py:NAME``, where it is a user's own model."""
     alone: bool = True
     """Whether its process does nothing else."""
 
@@ -43,7 +43,7 @@ def run_cell(order: CellOrder, send: Send) -> State:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(order.gpu)  # before this process touches a GPU
     import torch
 
-    from siamesenorm.lab.compare.model_file import open_model_file
+    from siamesenorm.lab.compare.own_model import open_model_file
     from siamesenorm.tasks.own import given
     from siamesenorm.train.loop import train
     from siamesenorm.train.recipes import parse_config
@@ -87,7 +87,7 @@ class Reporter(Display):
 
 
 def work(connection: Any, order: CellOrder) -> None:
-    """What a process of the local engine does; the connection hears of every step and of the end."""
+    """What a process of the local engine does; every step and the end are sent over the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one asks the others
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)  # a cell is a world of its own

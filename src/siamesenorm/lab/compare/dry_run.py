@@ -31,7 +31,7 @@ def dry_run(grid: Grid, folder: Path, engine: CellEngine) -> Iterable[Table | st
         found: dict[tuple[str, str], Estimate] = {kind: estimate(kinds[kind].config) for kind in reversed(kinds)}
     finally:
         torch.set_num_threads(threads)
-    headers = ("topology", "setting", "cells", "parameters", "steps", "ms a step", "minutes")
+    headers = ("topology", "setting", "cells", "parameters", "steps", "ms per step", "minutes")
     table = plain_table(*headers, words=2, name="bold cyan")
     total = 0.0
     for (topology, setting), one in found.items():

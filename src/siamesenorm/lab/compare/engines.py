@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from siamesenorm.data.workers import available_cores
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.runner import CellProgress, GridWatcher, LocalEngine
-from siamesenorm.train.provenance import cores, threads_asked_for
+from siamesenorm.train.provenance import threads_asked_for
 
 ENGINES = ("local", "ray")
 
@@ -32,7 +33,7 @@ def check_engine(name: str) -> None:
 
 
 def open_engine(name: str, jobs: int | None = None, model: str | None = None) -> CellEngine:
-    """The engine of a name; model: ``FILE.py:NAME`` of a model of somebody's own."""
+    """The engine of a name; model: ``FILE.py:NAME`` of a user's own model."""
     check_engine(name)
     if model is not None and name != "local":
         raise ConfigError(f"--engine: {name!r} is not allowed for a model of your own; it takes local")
@@ -44,8 +45,8 @@ def open_engine(name: str, jobs: int | None = None, model: str | None = None) ->
 
 
 def local_engine(jobs: int | None = None, model: str | None = None) -> LocalEngine:
-    """As many processes as asked for, or one a core (a few cores where OMP_NUM_THREADS says so), or one a GPU."""
+    """As many processes as asked for, or one per core (a few cores where OMP_NUM_THREADS says so), or one per GPU."""
     import torch
 
     gpus = torch.cuda.device_count()
-    return LocalEngine(jobs or gpus or max(1, cores() // (threads_asked_for() or 1)), gpus=gpus, model=model)
+    return LocalEngine(jobs or gpus or max(1, available_cores() // (threads_asked_for() or 1)), gpus=gpus, model=model)

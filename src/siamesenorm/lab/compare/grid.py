@@ -24,8 +24,7 @@ from typing import Any
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.epochs import in_steps
-from siamesenorm.train.recipes import resolve
+from siamesenorm.train.recipes import in_steps, resolve
 
 GRID = "grid.json"
 """The file in a grid's folder that says what was asked."""

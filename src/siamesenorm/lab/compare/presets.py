@@ -1,6 +1,6 @@
 """Grids named after the paper's experiments, at laptop size, with the figures it published.
 
-The paper (arXiv 2602.08064) trains 1.3B parameters on 100B tokens and reports perplexity, one run a cell. Models of
+The paper (arXiv 2602.08064) trains 1.3B parameters on 100B tokens and reports perplexity, one run per cell. Models of
 0.6M parameters take higher learning rates: ours are ten times the paper's. `Published.lr` and `.setting` say which of
 our cells a figure stands beside.
 """

@@ -178,7 +178,7 @@ def packed(folder: Path) -> bytes:
 
 
 def unpack(files: bytes, folder: Path) -> None:
-    """The files in a folder, whole or not at all; what somebody else has put there stays."""
+    """The files in a folder, whole or not at all; what others have put there stays."""
     if not files:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)

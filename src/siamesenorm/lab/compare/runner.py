@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from siamesenorm.data.listing import names_in
-from siamesenorm.data.workers import start_fork_server
+from siamesenorm.data.workers import available_cores, start_fork_server
 from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.lab.compare.cell import CellOrder, run_cell, work
 from siamesenorm.lab.compare.grid import Cell, fingerprint
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.interruption import Interruption
-from siamesenorm.train.provenance import cores, threads_asked_for
+from siamesenorm.train.provenance import threads_asked_for
 
 CELLS = "cells"
 PATIENCE = 30.0
@@ -123,7 +123,7 @@ class LocalEngine:
         if jobs < 1:
             raise ConfigError.not_allowed("--jobs", jobs, "1 or more")
         self.jobs, self.gpus, self.model = jobs, gpus, model
-        self.threads = threads or threads_asked_for() or max(1, cores() // jobs)
+        self.threads = threads or threads_asked_for() or max(1, available_cores() // jobs)
         self.context: Any = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
         if sys.platform != "win32":
             # torch._dynamo: building a model on `meta` imports it, 1.7 s in every cell otherwise.
@@ -222,7 +222,7 @@ class ThisProcess:
         order = CellOrder(config, str(progress.folder), provenance, threads, alone=False)
         try:
             progress.state = run_cell(order, send)
-        except (ConfigError, DataError, OSError) as error:  # a defect in somebody's model shows its own trace
+        except (ConfigError, DataError, OSError) as error:  # a defect in a user's model shows its own trace
             progress.update({"kind": "failed", "message": " ".join(str(error).split())})
         return progress.state != "interrupted"
 

@@ -45,10 +45,10 @@ def plots(found: Inspection) -> Iterator[Plot]:
         "rms",
         "Hidden norm by depth",
         "Root mean square of each stream; depth 0 is the embedding, every sublayer adds one.",
-        lines(depths(found), shown(found, found.rms), "depth", "rms", log=True),
+        lines(depths(found), with_lines(found, found.rms), "depth", "rms", log=True),
     )
     if found.gradients is not None:
-        series = shown(found, found.gradients)
+        series = with_lines(found, found.gradients)
         figure = lines(depths(found), series, "depth", "gradient norm", log=True)
         if found.output_gradients is not None:
             outputs = trace("outputs", depths(found)[1:], found.output_gradients, len(series), DASH)
@@ -140,7 +140,7 @@ def plots(found: Inspection) -> Iterator[Plot]:
     )
 
 
-def shown(found: Inspection, series: Mapping[str, Values]) -> dict[str, Values]:
+def with_lines(found: Inspection, series: Mapping[str, Values]) -> dict[str, Values]:
     """Those of the streams that have a line."""
     return {name: series[name] for name in some(found.streams, LINES) if name in series}
 
@@ -190,7 +190,7 @@ def wide(data: Sequence[Figure]) -> bool:
 
 def updates(found: Inspection) -> Figure:
     """Behind every sublayer, whose names come by hovering."""
-    figure = lines(depths(found)[1:], shown(found, found.updates), "depth", "|update| / |stream|", log=True)
+    figure = lines(depths(found)[1:], with_lines(found, found.updates), "depth", "|update| / |stream|", log=True)
     for line in figure["data"]:
         line |= named(labels(found))
     return figure
@@ -227,7 +227,7 @@ def shares(found: Inspection) -> Figure:
 def lens(found: Inspection) -> Figure:
     """Agreement in percent."""
     assert found.lens is not None
-    series = shown(found, found.lens.alone or {})
+    series = with_lines(found, found.lens.alone or {})
     figure = lines(depths(found), {name: percent(values) for name, values in series.items()}, "depth", "agreement, %")
     if len(found.streams) > 1:
         together = percent(found.lens.together)

@@ -50,7 +50,7 @@ def inspect(
     loss: ``loss(model, batch)``, a number; without it, neither gradients nor removals (a model of ours has its own).
     head: scores from hidden states (tokens, dim); without it, no logit lens (a model of ours has its own).
     topology: the one to look at, where the model has several.
-    removal: whether to measure the loss without each sublayer and block, three passes a block.
+    removal: whether to measure the loss without each sublayer and block, three passes per block.
     text, tokens: of a folder: a text to read, and how much of it; by default what the run was validated on.
     """
     if isinstance(model, nn.Module):

@@ -49,7 +49,7 @@ def inspect(
     loss: ``loss(model, batch)``, a scalar; a `LanguageModel` has its own. Without it, no gradients and no removal.
     head: scores from hidden states (tokens, dim); a `LanguageModel` has its own. Without it, no logit lens.
     topology: the one to look at, where the model has several.
-    removal: whether to measure the loss without each sublayer and block, three passes a block.
+    removal: whether to measure the loss without each sublayer and block, three passes per block.
     progress: told how many of these passes are done, of how many.
     """
     model = unwrap(model)

@@ -1,4 +1,4 @@
-"""What the command line inspects: the model of a run or of a Hugging Face folder, and a text for it to read."""
+"""What the command line inspects: the model of a run or of a Hugging Face folder, and a text or images for it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.data import ValidationData
-from siamesenorm.data.embedded import embedded_tokens
 from siamesenorm.data.packing import make_batch
 from siamesenorm.data.reading import read_object
+from siamesenorm.data.texts import embedded_tokens
 from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
 from siamesenorm.errors import DataError, InspectionError
-from siamesenorm.lab.inspection.image_source import open_images_of
 from siamesenorm.lab.inspection.subject import LossFunction
 from siamesenorm.language_folder import OURS, open_model_folder
+from siamesenorm.models.dit import DiT
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.vit import VisionTransformer
+from siamesenorm.tasks import find_task
 from siamesenorm.tasks.corpora import open_held_out
+from siamesenorm.tasks.images import ImageTask
 from siamesenorm.train.folder import CONFIG, RunFolder
-from siamesenorm.train.trained import open_language_model
+from siamesenorm.train.trained import open_language_model, open_trained
 
 LONGEST = 1024
 """Tokens of a sequence where the folder does not say how the model was trained."""
@@ -64,7 +67,7 @@ def open_inspected(folder: Path, text: Path | None, tokens: int) -> InspectionSo
     if task != "language":
         if text is not None:
             raise InspectionError(f"--text: {str(text)!r} is not allowed; the run in {str(folder)!r} reads images")
-        return InspectionSource(*open_images_of(folder, task, tokens))
+        return open_images_of(folder, task, tokens)
     found = open_folder(folder)
     if text is not None:
         texts = [read_text(text, found.tokenizer, tokens)]
@@ -90,6 +93,34 @@ def open_inspected(folder: Path, text: Path | None, tokens: int) -> InspectionSo
         "device": device.type,
     }
     return InspectionSource(found.model.to(device), batch, facts)
+
+
+def open_images_of(folder: Path, task_name: str, tokens: int) -> InspectionSource:
+    """The model of a run, held-out images of about so many tokens, what both are, and the loss of a diffusion."""
+    trained = open_trained(folder, task_name)
+    model, config = trained.model, trained.config
+    assert isinstance(model, (DiT, VisionTransformer))
+    count = max(1, round(tokens / model.config.tokens))
+    spread = config.evaluation.model_copy(update={"images": count})
+    task = find_task(task_name).for_evaluation(config.model_copy(update={"evaluation": spread}))
+    assert isinstance(task, ImageTask)
+    if task.held_out is None:
+        raise InspectionError(f"run: {str(folder)!r} has no held-out images")
+    batch = next(task.held_out.batches(count))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    facts = {
+        "kind": "run",
+        "folder": str(folder),
+        "step": trained.step,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "images": len(batch["label"]),
+        "image_set": task.held_out.images.name,
+        "images_sha256": task.held_out.images.fingerprint,
+        "device": device.type,
+    }
+    # A classifier's loss and predictions are known by its kind; how a diffusion is trained is the task's to say.
+    loss = None if isinstance(model, VisionTransformer) else lambda model, batch: task.loss(model, batch).total
+    return InspectionSource(model.to(device), batch, facts, loss)
 
 
 def open_folder(folder: Path) -> Opened:

@@ -46,7 +46,7 @@ class Watcher:
 
 @contextlib.contextmanager
 def watched(topology: Topology, watcher: Watcher) -> Iterator[None]:
-    """Let a watcher hear of every pass inside; fused steps run in their plain form meanwhile."""
+    """Call a watcher on every pass inside; fused steps run in their plain form meanwhile."""
     with contextlib.ExitStack() as stack:
 
         def put(owner: nn.Module, name: str, value: Callable[..., Any]) -> None:

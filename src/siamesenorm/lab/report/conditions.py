@@ -112,5 +112,5 @@ def _first_weights(run: Run) -> str | None:
 def _neutral(topology: str) -> bool:
     try:
         return Residual(topology, *SMALL).init_rule.is_neutral
-    except TopologyError:  # a name of somebody's own, whose model says how it starts
+    except TopologyError:  # a user's own topology, whose model says how it starts
         return True

@@ -113,7 +113,7 @@ def by_settings(records: Records) -> bool:
 
 
 def by_setting(records: Records, analysis: Analysis) -> Figure:
-    """The held-out metric over settings, such as depths, of grids with one learning rate; a line a topology."""
+    """The held-out metric over settings, such as depths, of grids with one learning rate; one line per topology."""
     data: list[dict[str, Any]] = []
     for number, topology in enumerate(records.topologies):
         places = [p for p in analysis.places if p.topology == topology and p.mean is not None]

@@ -34,7 +34,7 @@ class Comparison(Findings):
 
     @property
     def verdict(self) -> str:
-        """What the runs say, a sentence a line."""
+        """What the runs say, one sentence per line."""
         return "\n".join(self.sentences)
 
     @property

@@ -66,7 +66,7 @@ def what_ran(records: Records) -> str:
         *same("width {}", (getattr(config.model, "dim", None) for config in configs)),
         *same("init {}", (first_weights(config) for config in configs)),
         *same("{} steps", (f"{config.steps:,}" for config in configs)),
-        *same("{} samples a step", (_samples(config) for config in configs)),
+        *same("{} samples per step", (_samples(config) for config in configs)),
         *same("trained on {}", (corpora(config) for config in configs)),
     ]
     return ", ".join(facts)
@@ -250,7 +250,7 @@ def _numbers(page: Page, found: Findings) -> None:
             words=2 if grouped else 1,
         )
     page.table(
-        (*(["setting"] if grouped else []), "topology", "step ms", "processor ms a step", "memory MiB"),
+        (*(["setting"] if grouped else []), "topology", "step ms", "processor ms per step", "memory MiB"),
         [
             (
                 *([c.setting] if grouped else []),

@@ -31,7 +31,7 @@ def parse_formats(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     for name in names:
         if name not in FORMATS:
-            raise ConfigError(f"--figures: {name!r} is not known; it takes {', '.join(FORMATS)}")
+            raise ConfigError.unknown("--figures", name, FORMATS)
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError.missing_package("--figures:", "matplotlib", "plot")
     return names

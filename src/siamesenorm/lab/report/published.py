@@ -72,4 +72,4 @@ def published_texts(found: Findings) -> list[tuple[str, ...]]:
 def about(found: Findings, preset: GridPreset) -> str:
     """What the two columns of numbers are."""
     shown = "mean ± standard deviation over seeds" if preset.looks_inside else what_is_shown(found.analysis)
-    return f"{preset.about} arXiv 2602.08064; one run a cell, no spread. Ours: {shown}."
+    return f"{preset.about} arXiv 2602.08064; one run per cell, no spread. Ours: {shown}."

@@ -90,7 +90,7 @@ class Run(OnAxes):
         known = find_task(self.config.task).metric(metric)
         return self.directions.get(metric, None if known is None else known.higher)
 
-    def shown(self, name: str) -> str:
+    def field_text(self, name: str) -> str:
         """The value of a field for people: data by their names and the first digits of their hashes."""
         value = self.fields.get(name)
         section, _, rest = name.partition(".")
@@ -282,7 +282,7 @@ def _settings(runs: Sequence[Run]) -> tuple[dict[str, str], tuple[tuple[str, tup
     shown: dict[tuple[str, str], str] = {}
     for run in runs:
         for name in differing:  # of the same data under two names, the first one's
-            shown.setdefault((name, _text(fields[run.identity].get(name))), run.shown(name))
+            shown.setdefault((name, _text(fields[run.identity].get(name))), run.field_text(name))
     labels = {
         identity: " ".join(f"{short_name(name)}={shown[name, _text(values.get(name))]}" for name in kept)
         for identity, values in fields.items()

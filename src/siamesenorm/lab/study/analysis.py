@@ -62,7 +62,7 @@ class ArmResult:
     stress: tuple[Stressed, ...] = ()
     parameters: int = 0
     step_costs: dict[str, float] = field(default_factory=dict)
-    """Processor seconds a step, median, by machine, versions and threads."""
+    """Processor seconds per step, median, by machine, versions and threads."""
     step_ratio: float | None = None
     """Against the baseline's on the same machine with the same versions and threads; None where they share none."""
     memory: float | None = None

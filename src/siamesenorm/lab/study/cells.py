@@ -21,9 +21,8 @@ from siamesenorm.lab.compare.grid import QUIET, Cell
 from siamesenorm.lab.study.plan import LR, OPTIMIZER, SCHEDULE, SEED, TOPOLOGY, Corpus, PlanFile, StudyPart, Values
 from siamesenorm.lab.study.record import Record
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.epochs import in_steps
 from siamesenorm.train.overrides import as_overrides
-from siamesenorm.train.recipes import resolve
+from siamesenorm.train.recipes import in_steps, resolve
 
 Stage = Literal["search", "fresh", "sensitivity", "stress"]
 KEY = 16

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from siamesenorm.data.reading import read_bytes
-from siamesenorm.errors import ConfigError, DataError
+from siamesenorm.errors import ConfigError, DataError, shown
 from siamesenorm.tasks.base import Section
-from siamesenorm.train.fields import explain, shown
+from siamesenorm.train.fields import as_written, explain
 from siamesenorm.train.recipes import load_recipe
 from siamesenorm.train.yaml import LARGEST, read_yaml
 
@@ -332,7 +332,7 @@ def _check_inside(values: Mapping[str, Any]) -> None:
         for name, value in inner.items() if isinstance(inner, Mapping) else ():
             if not isinstance(value, Mapping):
                 fields = ", ".join(kind.model_fields)
-                raise ConfigError(f"plan: {where}.{name}: {shown(value)} is not allowed; it takes the fields {fields}")
+                raise ConfigError.not_allowed(f"plan: {where}.{name}", value, f"the fields {fields}")
             try:
                 kind.model_validate(dict(value))
             except ValidationError as error:
@@ -355,11 +355,11 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
             found.append(f"{name}: the order {', '.join(then)} became {', '.join(now)}")
     for name in {**one, **other}:
         if name not in one:
-            found.append(f"{name}: {shown(other[name])} is new")
+            found.append(f"{name}: {as_written(other[name])} is new")
         elif name not in other:
-            found.append(f"{name}: {shown(one[name])} was taken out")
+            found.append(f"{name}: {as_written(one[name])} was taken out")
         elif json.dumps(one[name], sort_keys=True) != json.dumps(other[name], sort_keys=True):  # 1 is not 1.0 there
-            found.append(f"{name}: {shown(one[name])} became {shown(other[name])}")
+            found.append(f"{name}: {as_written(one[name])} became {as_written(other[name])}")
     return found
 
 

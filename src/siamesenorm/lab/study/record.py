@@ -109,7 +109,7 @@ class Record(BaseModel):
 
     @property
     def step_cost(self) -> float | None:
-        """Processor seconds a step, of a run that reached its end."""
+        """Processor seconds per step, of a run that reached its end."""
         return self.processor_seconds / self.step if self.processor_seconds and self.step == self.steps else None
 
     @property

@@ -293,7 +293,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def begun(study: Study) -> Iterator[None]:
-    """Keep others out of the results, take in what they left, and leave word of the plan and of what was changed."""
+    """Keep others out of the results, take in what they left, and record the plan and what was changed."""
     folder, file = study.folder, study.file
     with contextlib.ExitStack() as held:
         with writing(folder):

@@ -99,7 +99,7 @@ def not_yet(result: StudyResult) -> list[str]:
 
 
 def tried(result: StudyResult) -> list[str]:
-    """Expected best numbers by configurations tried, a table a part."""
+    """Expected best numbers by configurations tried, one table per part."""
     lines = [
         "The mean best number of k configurations over all choices of k of those tried, what diverged counted as the "
         "worst: how much tuning an arm needs.",

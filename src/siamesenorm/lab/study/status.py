@@ -39,7 +39,7 @@ def show_status(study: Study, console: Console) -> None:
 def show_dry_run(study: Study, console: Console) -> None:
     """Time a few steps of the baseline at each size; nothing is written."""
     plan, total = study.file.plan, 0.0
-    table = plain_table("part", "cells", "parameters", "steps", "ms a step", "minutes")
+    table = plain_table("part", "cells", "parameters", "steps", "ms per step", "minutes")
     found = {}
     for part in plan.parts:
         if (part.size, part.optimizer) not in found:

@@ -1,4 +1,4 @@
-"""What decoding needs, one token a row: a linear layer on few rows, attention to a cache, a mixture of experts.
+"""What decoding needs, one token per row: a linear layer on few rows, attention to a cache, a mixture of experts.
 
 `siamesenorm::few_rows_linear`, `siamesenorm::next_token_attention` and `siamesenorm::few_tokens_experts` take no
 gradient; each function here gives None where its operator may not run or would be slower than PyTorch's.

@@ -7,18 +7,20 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_by_links, kept_in_sublayers
+from siamesenorm.models.counts import Counts, counted_once, counts_of, flops_per_token, kept_by_links, kept_in_sublayers
 from siamesenorm.models.dit.config import DiTConfig
 from siamesenorm.models.dit.model import DiT, DiTBlock
 from siamesenorm.models.stack import Block
 
 
+@counted_once
 def count_dit(config: DiTConfig) -> Counts:
     """Count a configuration's model; the unit is an image seen once."""
     with torch.device("meta"):
         model = DiT(config)
-    kept = activations_of_dit(model)
-    return counts_of(model, flops=flops_of_dit(config), length=config.tokens, activations=kept)
+    return counts_of(
+        model, flops=flops_of_dit(config), length=config.tokens, activations=lambda: activations_of_dit(model)
+    )
 
 
 def flops_of_dit(config: DiTConfig) -> float:

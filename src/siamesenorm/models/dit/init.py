@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from siamesenorm.layers.sincos import grid_positions
+from siamesenorm.layers.patch import grid_positions
 from siamesenorm.models.dit.config import DiTConfig
 from siamesenorm.models.init import FirstWeights
 from siamesenorm.residual import Place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from siamesenorm.models.dit.config import DiTConfig
-from siamesenorm.models.presets import Preset, changed
+from siamesenorm.models.stack_config import Preset, changed
 
 SIZES = {"s": (12, 384, 6), "b": (12, 768, 12), "l": (24, 1024, 16), "xl": (28, 1152, 16)}
 """Blocks, width and heads."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.counts import (
-    FLOAT32,
     Counts,
+    counted_once,
     counts_of,
     flops_per_token,
     kept_by_links,
@@ -26,27 +24,26 @@ SEEN_TOKENS = 16
 """Of a row on which it is seen what sublayers keep."""
 
 
+@counted_once
 def count_lm(config: LMConfig, *, length: int | None = None) -> Counts:
     """Count a configuration's model at sequence length `length` (default: its longest); the unit is a token."""
     length = length or config.max_length
     with torch.device("meta"):
         model = LanguageModel(config)
-    counted = counts_of(
-        model, flops=flops_of_token(model, length), length=length, activations=0, idle=idle_parameters(model)
-    )
-    links = kept_by_links(config.topology, config.blocks, model.residual.norms, config.dim)
-    activations = int(links + kept_inside_of_token(model))
-    return replace(counted, activation_bytes=FLOAT32 * activations)
+    flops, idle = flops_of_token(model, length), idle_parameters(model)
+    return counts_of(model, flops=flops, length=length, activations=lambda: kept_of_token(model), idle=idle)
 
 
-def kept_inside_of_token(model: LanguageModel) -> float:
-    """Numbers of a token that autograd keeps inside of all sublayers."""
-    tokens = min(SEEN_TOKENS, model.config.max_length)
+def kept_of_token(model: LanguageModel) -> float:
+    """Numbers of a token kept by links, and in sublayers; the model lies on the meta device and is changed."""
+    c = model.config
+    tokens = min(SEEN_TOKENS, c.max_length)
 
     def inputs(block: Block, rows: int) -> tuple[Tensor, Any]:
-        return torch.empty(rows, tokens, model.config.dim), model.context(torch.zeros(rows, tokens, dtype=torch.long))
+        return torch.empty(rows, tokens, c.dim), model.context(torch.zeros(rows, tokens, dtype=torch.long))
 
-    return kept_in_sublayers(model, inputs) / tokens
+    links = kept_by_links(c.topology, c.blocks, model.residual.norms, c.dim)
+    return links + kept_in_sublayers(model, inputs) / tokens
 
 
 def idle_parameters(model: LanguageModel) -> int:
@@ -67,11 +64,3 @@ def flops_of_token(model: LanguageModel, length: int) -> float:
         seen = windowed * (c.window - c.window * (c.window - 1) / (2 * length)) + (1 - windowed) * seen
     weights = size_of_sublayers(model) - idle_parameters(model) + c.vocab_size * c.dim
     return flops_per_token(weights, blocks=c.blocks, width=c.heads * c.dim_per_head, seen=seen)
-
-
-def activations_of_token(config: LMConfig, links: float) -> int:
-    """Numbers kept by links, and in sublayers at least: q, k, v, attention's output, the FFN's inner."""
-    c, up = config, 2 if config.activation in GATED else 1
-    heads = 2 * (c.heads + c.num_kv_heads) * c.dim_per_head
-    hidden = c.ffn_dim if c.moe is None else c.moe.top_k * c.moe.expert_dim
-    return int(links * c.dim) + c.blocks * (heads + (1 + up) * hidden)

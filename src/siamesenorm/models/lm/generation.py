@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from siamesenorm.errors import FieldError
 from siamesenorm.models.lm.model import LanguageModel
 
 
@@ -31,11 +32,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature: {self.temperature} is not allowed; it takes a number from 0")
+            raise FieldError.not_allowed("temperature", self.temperature, "a number from 0")
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k: {self.top_k} is not allowed; it takes a whole number from 1")
+            raise FieldError.not_allowed("top_k", self.top_k, "a whole number from 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: {self.top_p} is not allowed; it takes a number above 0, up to 1")
+            raise FieldError.not_allowed("top_p", self.top_p, "a number above 0, up to 1")
 
     def choose(self, logits: Tensor, generator: torch.Generator | Sequence[torch.Generator] | None = None) -> Tensor:
         """Token ids (batch,) from logits (batch, vocabulary); drawn by one generator, or by one for each row."""
@@ -43,7 +44,7 @@ class Sampling:
             return logits.argmax(-1)
         probabilities = self.probabilities(logits)
         if bool(probabilities.isnan().any()):
-            raise ValueError("logits: the model's are not finite numbers, so that nothing can be drawn from them")
+            raise FieldError("logits: the model's are not finite numbers, so that nothing can be drawn from them")
         if generator is None or isinstance(generator, torch.Generator):
             return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
         sums = probabilities.double().cumsum(-1)
@@ -129,12 +130,12 @@ def stream(
     low, high = (int(edge) for edge in input_ids.aminmax())
     if low < 0 or high >= model.config.vocab_size:
         wrong = low if low < 0 else high
-        raise ValueError(f"prompts: token {wrong} is not allowed; it takes 0 to {model.config.vocab_size - 1}")
+        raise FieldError(f"prompts: token {wrong} is not allowed; it takes 0 to {model.config.vocab_size - 1}")
     if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens: {max_new_tokens} is not allowed; it takes a whole number from 0")
+        raise FieldError.not_allowed("max_new_tokens", max_new_tokens, "a whole number from 0")
     total = input_ids.shape[1] + max_new_tokens
     if total > model.config.max_length:
-        raise ValueError(
+        raise FieldError(
             f"max_new_tokens: {max_new_tokens} after a prompt of {input_ids.shape[1]} tokens is not allowed; "
             f"both together take up to max_length = {model.config.max_length}"
         )
@@ -143,7 +144,7 @@ def stream(
         generator = torch.Generator(device).manual_seed(seed)
     elif seed is not None:
         if len(seed) != input_ids.shape[0]:
-            raise ValueError(f"seed: {len(seed)} of them for {input_ids.shape[0]} rows; it takes one for each")
+            raise FieldError(f"seed: {len(seed)} of them for {input_ids.shape[0]} rows; it takes one for each")
         generator = [torch.Generator().manual_seed(each) for each in seed]
     was_training = model.training
     model.eval()
@@ -163,10 +164,10 @@ def pad_left(prompts: Sequence[Sequence[int]] | Tensor, device: torch.device) ->
     """Token ids (batch, longest) and a mask that is 0 on the filling; no mask where nothing was filled."""
     rows = [torch.as_tensor(row, dtype=torch.long) for row in prompts]
     if not rows:
-        raise ValueError("prompts: at least one row of tokens is needed")
+        raise FieldError("prompts: at least one row of tokens is needed")
     for index, row in enumerate(rows):
         if row.dim() != 1 or not len(row):
-            raise ValueError(f"prompts: row {index} is not allowed; every row takes at least one token id")
+            raise FieldError(f"prompts: row {index} is not allowed; every row takes at least one token id")
     longest = max(map(len, rows))
     if all(len(row) == longest for row in rows):
         return torch.stack(rows).to(device), None

@@ -193,7 +193,7 @@ class LanguageModel(Stack[LMConfig]):
                 cache.padding = padding
             padding = cache.padding
             if document_ids is not None:
-                raise ValueError("document_ids: packed documents cannot be decoded; give one document a row")
+                raise ValueError("document_ids: packed documents cannot be decoded; give one document per row")
         places: Tensor | slice | None = positions
         if places is None and cache is not None and padding is None:
             places = slice(past, past + tokens)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from siamesenorm.models.lm.config import LMConfig, MoEConfig
-from siamesenorm.models.presets import Preset, changed
+from siamesenorm.models.stack_config import Preset, changed
 
 OLMO_VOCABULARY = 50304
 

@@ -6,18 +6,20 @@ import torch
 from torch import Tensor
 
 from siamesenorm.layers.mlp import GATED
-from siamesenorm.models.counts import Counts, counts_of, flops_per_token, kept_by_links, kept_in_sublayers
+from siamesenorm.models.counts import Counts, counted_once, counts_of, flops_per_token, kept_by_links, kept_in_sublayers
 from siamesenorm.models.stack import Block
 from siamesenorm.models.vit.config import ViTConfig
 from siamesenorm.models.vit.model import VisionTransformer
 
 
+@counted_once
 def count_vit(config: ViTConfig) -> Counts:
     """Count a configuration's model; the unit is an image."""
     with torch.device("meta"):
         model = VisionTransformer(config)
-    kept = activations_of_image(model)
-    return counts_of(model, flops=flops_of_image(config), length=config.tokens, activations=kept)
+    return counts_of(
+        model, flops=flops_of_image(config), length=config.tokens, activations=lambda: activations_of_image(model)
+    )
 
 
 def flops_of_image(config: ViTConfig) -> float:

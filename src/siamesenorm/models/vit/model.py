@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from siamesenorm.layers.mlp import MLP
-from siamesenorm.layers.patch import PatchEmbedding
+from siamesenorm.layers.patch import PatchEmbedding, resample_positions
 from siamesenorm.layers.vision_attention import VisionAttention
 from siamesenorm.models.parametrization import base_depth
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.models.vit.config import ViTConfig
 from siamesenorm.models.vit.init import ViTFirstWeights
-from siamesenorm.models.vit.positions import resample_positions
 from siamesenorm.residual import Place, Residual
 from siamesenorm.residual.flow import Streams
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from siamesenorm.models.presets import Preset, changed
+from siamesenorm.models.stack_config import Preset, changed
 from siamesenorm.models.vit.config import ViTConfig
 
 DEIT_WIDTHS = {"tiny": 192, "small": 384, "base": 768}

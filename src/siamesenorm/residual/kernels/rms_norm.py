@@ -1,6 +1,6 @@
 """`siamesenorm::rms_norm`: x / sqrt(mean(x^2) + eps) * weight + bias over the last dimension, in one pass.
 
-PyTorch's own on CPU is a chain of five operators. Backward keeps the input and one number a row. On a GPU input and
+PyTorch's own on CPU is a chain of five operators. Backward keeps the input and one number per row. On a GPU input and
 parameters may be of float32, bfloat16 and float16 in any mixture.
 """
 

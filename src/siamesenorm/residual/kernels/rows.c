@@ -19,7 +19,7 @@ typedef struct {
     int32_t present, centred;
     float eps;
     const float *weight, *bias;
-    float *mean, *rstd;             /* one number a row; written forward, read backward */
+    float *mean, *rstd;             /* one number per row; written forward, read backward */
     float *grad_weight, *grad_bias; /* backward only, may be null */
 } Norm;
 

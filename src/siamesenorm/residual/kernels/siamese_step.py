@@ -4,7 +4,7 @@
     X' = N_X(X1)          s  = g * X' + N_Y(Y')          h = N_in(s)
 
 N_X, g and N_in may each be absent, and O where streams are only read: then X1 = X and Y' = Y. Backward keeps X1, Y'
-and a few numbers a row; X', N_Y(Y') and s are made again there, because they cost a pass over memory each and
+and a few numbers per row; X', N_Y(Y') and s are made again there, because they cost a pass over memory each and
 nothing else needs them.
 """
 

@@ -1,4 +1,8 @@
-"""Images with the time and noise of each sample, in training and held out; pixels scaled to ±1, or latents."""
+"""Images with the time and noise of each sample, in training and held out; pixels scaled to ±1, or latents.
+
+Times and noise are functions of a seed and the sample's number alone, not drawn one after another: a run resumes at any
+sample with the same noise, at any number of processes.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,20 @@ from siamesenorm.data.latents import LatentImages
 from siamesenorm.errors import DataError
 from siamesenorm.models.dit import DiTConfig
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig
-from siamesenorm.tasks.diffusion.noise import draw
 
 HELD_OUT_SEED = 1
 """Held-out images have the same times and noise in every run."""
+
+
+def draw(seed: int, samples: NDArray[np.int64], shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """``time`` (batch,) in [0, 1) and ``noise`` (batch, *shape) for samples by their numbers."""
+    times = np.empty(len(samples), dtype=np.float64)
+    noise = np.empty((len(samples), *shape), dtype=np.float32)
+    for place, number in enumerate(samples):
+        generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, int(number)]))
+        times[place] = generator.random()
+        generator.standard_normal(out=noise[place], dtype=np.float32)
+    return {"time": torch.from_numpy(times), "noise": torch.from_numpy(noise)}
 
 
 class NoisyImages(TrainingImages):

@@ -15,8 +15,7 @@ from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
 from siamesenorm.tasks.fidelity.image_batches import Pictures
 from siamesenorm.tasks.fidelity.references import Reference, read_reference, write_reference
-from siamesenorm.tasks.fidelity.scores import inception_score, precision_recall
-from siamesenorm.tasks.fidelity.statistics import Moments, frechet_distance
+from siamesenorm.tasks.fidelity.statistics import Moments, frechet_distance, inception_score, precision_recall
 from siamesenorm.tasks.sharing import Sharing
 
 BATCH = 64
@@ -57,7 +56,7 @@ def describe(
     progress: Progress = lambda done: None,
     sharing: Sharing = ALONE,
 ) -> Described:
-    """Statistics, features and logits of all pictures; progress hears of every batch's size.
+    """Statistics, features and logits of all pictures; progress is called with every batch's size.
 
     sharing: processes that share the batches.
     """
