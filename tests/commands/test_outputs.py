@@ -26,7 +26,7 @@ def commands(language_run, diffusion_run, tmp_path, monkeypatch):
     np.savez(made, np.random.default_rng(0).integers(0, 256, (20, 8, 8, 1), dtype=np.uint8))
     (made.parent / "text.txt").write_text("a text " * 50)
     network = FeatureNetwork("classifier", Means(), channels=1, size=(8, 8))
-    monkeypatch.setattr("siamesenorm.tasks.fidelity.sources.open_network", lambda *arguments: network)
+    monkeypatch.setattr("siamesenorm.lab.fidelity.open_network", lambda *arguments: network)
     sample = ["sample", str(diffusion_run), "--steps", "1", "--sampler", "ddim", "--classes", "1", "--per-class", "1"]
     files = {
         "evaluate": (["evaluate", str(language_run), "-o"], ".json"),

@@ -382,7 +382,7 @@ def test_recorded_numbers_are_numbers(tmp_path):
     with siamesenorm.record(tmp_path / "run", topology="pre", lr=1e-3, seed=0) as run:
         with pytest.raises(ConfigError, match="loss: 'low' is not allowed; it takes a number"):
             run.step(loss="low")
-        with pytest.raises(ConfigError, match="grad_norm: null is not allowed"):
+        with pytest.raises(ConfigError, match="grad_norm: None is not allowed"):
             run.step(loss=2.0, grad_norm=None)
         run.step(loss=torch.tensor(2.0))
     assert run.number == 1

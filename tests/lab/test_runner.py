@@ -338,7 +338,7 @@ def test_a_comparison_takes_its_folder_before_it_writes_there(tmp_path):
 def test_the_threads_of_a_cell_are_what_omp_num_threads_says(monkeypatch, asked, threads, jobs):
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     for module in ("engines", "runner"):
-        monkeypatch.setattr(f"siamesenorm.lab.compare.{module}.cores", lambda: 8)
+        monkeypatch.setattr(f"siamesenorm.lab.compare.{module}.available_cores", lambda: 8)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     engine = local_engine()
     assert (engine.threads, engine.jobs) == (threads, jobs)

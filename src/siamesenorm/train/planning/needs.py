@@ -21,8 +21,8 @@ from siamesenorm.train.planning.layouts import Layout, of_process
 from siamesenorm.train.planning.profile import Question, StageMemory, grown, whole_model
 from siamesenorm.train.planning.stages import (
     AtDepth,
-    Place,
-    Stage,
+    PlannedStage,
+    StagePlace,
     arriving,
     fullest,
     leaving,
@@ -132,7 +132,7 @@ def need_of_group(config: RunConfig, layout: Layout, at: AtDepth, group: int, de
     sharded = layout.shards > 1
     block = gathered_block(config, layout, all_of_them) if sharded else 0.0
     root = FLOAT * (parts.root + parts.embedding) if sharded else 0.0
-    order, stages = list(passes(layout, count, group)), [Stage.of(place, at) for place in places]
+    order, stages = list(passes(layout, count, group)), [PlannedStage.of(place, at) for place in places]
     around = [arriving(config, layout, place) + leaving(config, layout, place) for place in places]
     # What several stages of a process send is waited for, and held, until the end of a step.
     staying = around if layout.stages > 1 else [0.0] * len(places)
@@ -150,7 +150,7 @@ def own_parts(config: RunConfig, layout: Layout) -> tuple[Parts, Parts]:
     return parts_of(of_process(config, layout)), parts_of(of_process(config, replace(layout, ep=1)))
 
 
-def of_places(parts: Parts, places: Sequence[Place], config: RunConfig) -> Parts:
+def of_places(parts: Parts, places: Sequence[StagePlace], config: RunConfig) -> Parts:
     """Parameters of some stages of a pipeline, of those of all."""
     model: Any = config.model
     share = sum(len(place.blocks) for place in places) / int(model.blocks)

@@ -49,7 +49,7 @@ def passes(layout: Layout, count: int, group: int) -> Iterator[Pass]:
     yield from back[len(there) - ahead :]
 
 
-class Place(NamedTuple):
+class StagePlace(NamedTuple):
     """Where in a model a stage is."""
 
     blocks: range
@@ -59,19 +59,19 @@ class Place(NamedTuple):
     """It has the topology's end, the head and the loss."""
 
 
-def places_of_group(config: RunConfig, layout: Layout, group: int) -> list[Place]:
+def places_of_group(config: RunConfig, layout: Layout, group: int) -> list[StagePlace]:
     """The stages of a process in one of a pipeline's groups."""
     model: Any = config.model
     count = layout.pp * layout.stages
     blocks = divided(int(model.blocks), count)
-    return [Place(blocks[n], n == 0, n == count - 1) for n in range(group, count, layout.pp)]
+    return [StagePlace(blocks[n], n == 0, n == count - 1) for n in range(group, count, layout.pp)]
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlannedStage:
     """Bytes and work of one micro-batch in one stage."""
 
-    place: Place
+    place: StagePlace
     kept: float
     """From forward to backward."""
     forward: float
@@ -82,7 +82,7 @@ class Stage:
     traffic: float
 
     @classmethod
-    def of(cls, place: Place, at: AtDepth) -> Stage:
+    def of(cls, place: StagePlace, at: AtDepth) -> PlannedStage:
         """The part of a whole model's profile that is a stage's; what surrounds the blocks counts in the last one."""
         around, start, stop = at(0), at(place.blocks.start), at(place.blocks.stop)
         behind = stop.kept - around.kept * (not place.last)  # when forward is over, of all blocks so far
@@ -99,12 +99,12 @@ class Stage:
         )
 
 
-def arriving(config: RunConfig, layout: Layout, place: Place) -> float:
+def arriving(config: RunConfig, layout: Layout, place: StagePlace) -> float:
     """Bytes of the streams of a micro-batch that a stage receives."""
     return 0.0 if place.first else streams(config, layout, place.blocks.start)
 
 
-def leaving(config: RunConfig, layout: Layout, place: Place) -> float:
+def leaving(config: RunConfig, layout: Layout, place: StagePlace) -> float:
     """Bytes of the streams of a micro-batch that a stage sends on."""
     return 0.0 if place.last else streams(config, layout, place.blocks.stop)
 
@@ -127,7 +127,7 @@ def _boundaries(question: Question) -> Boundaries:
     return Boundaries(model)
 
 
-class Moment(NamedTuple):
+class StagePeak(NamedTuple):
     """What a process holds while a pass goes on, beside weights and optimiser."""
 
     size: float
@@ -136,12 +136,12 @@ class Moment(NamedTuple):
 
 def fullest(
     order: Sequence[Pass],
-    stages: Sequence[Stage],
+    stages: Sequence[PlannedStage],
     gradients: Sequence[float],
     staying: Sequence[float],
     block: float,
     root: float,
-) -> tuple[float, Moment]:
+) -> tuple[float, StagePeak]:
     """Bytes that micro-batches in flight keep at most, and the fullest moment of a step.
 
     gradients: of each stage's weights, whole until the last micro-batch. staying: what a backward pass of each stage
@@ -149,7 +149,7 @@ def fullest(
     the end of the next forward one; root: of those that always are.
     """
     in_flight = most = left = 0.0
-    peak, summed, gathered = Moment(0.0, ""), [0.0] * len(stages), [False] * len(stages)
+    peak, summed, gathered = StagePeak(0.0, ""), [0.0] * len(stages), [False] * len(stages)
     for number, forward in order:
         stage = stages[number]
         whole = [len(one.place.blocks) * block for one in stages]
@@ -165,7 +165,7 @@ def fullest(
             summed[number] = gradients[number]
             moments.append(others - stage.kept + whole[number] + gradients[number])
         gathered[number], most = not forward, max(most, in_flight)
-        peak = max(peak, Moment(max(moments), "forward" if forward else "backward"))
+        peak = max(peak, StagePeak(max(moments), "forward" if forward else "backward"))
     return most, peak
 
 

@@ -10,7 +10,15 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.planning.hardware import GPU, Assumptions
 from siamesenorm.train.planning.layouts import Layout, has_vocabulary_divided
 from siamesenorm.train.planning.needs import FLOAT, Parts, of_places, own_parts, tensor_sums
-from siamesenorm.train.planning.stages import AtDepth, Stage, arriving, gatherings, leaving, passes, places_of_group
+from siamesenorm.train.planning.stages import (
+    AtDepth,
+    PlannedStage,
+    arriving,
+    gatherings,
+    leaving,
+    passes,
+    places_of_group,
+)
 from siamesenorm.train.sequence_parallel import divides_tokens
 
 UPDATE = {"adamw": 7, "muon": 6}
@@ -134,7 +142,7 @@ def tensor_passes(config: RunConfig, layout: Layout) -> tuple[Passes, Passes]:
 
 
 @dataclass(frozen=True)
-class Work:
+class StageWork:
     """What one GPU computes in a step; in a pipeline, one of the slowest group."""
 
     flops: float
@@ -148,19 +156,19 @@ class Work:
     """How long a group of a pipeline waits for others, in shares of the time that it computes."""
 
 
-def work_of(config: RunConfig, layout: Layout, at: AtDepth) -> Work:
+def work_of(config: RunConfig, layout: Layout, at: AtDepth) -> StageWork:
     """What a step computes. at: profiles of one part of a process's batch, by number of blocks."""
     times, parts = layout.parts(config.train.batch_size), own_parts(config, layout)[0]
     found = at(int(getattr(config.model, "blocks", 0)))
     flops = times * found.flops / layout.pp
     if layout.pp == 1:
-        return Work(flops, flops, times * found.traffic, parts.trained / layout.shards, parts.blocks)
+        return StageWork(flops, flops, times * found.traffic, parts.trained / layout.shards, parts.blocks)
     groups = []
     for group in range(layout.pp):
         places = places_of_group(config, layout, group)
-        stages, own = [Stage.of(place, at) for place in places], of_places(parts, places, config)
+        stages, own = [PlannedStage.of(place, at) for place in places], of_places(parts, places, config)
         slowest, traffic = (times * sum(getattr(stage, name) for stage in stages) for name in ("flops", "traffic"))
-        groups.append(Work(flops, slowest, traffic, own.trained / layout.shards, own.blocks))
+        groups.append(StageWork(flops, slowest, traffic, own.trained / layout.shards, own.blocks))
     bubble = (layout.pp - 1) / (times * layout.stages)
     return replace(max(groups, key=lambda work: work.slowest), bubble=bubble)
 
@@ -185,7 +193,9 @@ class StepTime:
         return self.matmul + self.memory + self.optimizer + self.bubble + self.exposed
 
 
-def step_time(config: RunConfig, layout: Layout, work: Work, sent: Sent, gpu: GPU, assumed: Assumptions) -> StepTime:
+def step_time(
+    config: RunConfig, layout: Layout, work: StageWork, sent: Sent, gpu: GPU, assumed: Assumptions
+) -> StepTime:
     """An estimate."""
     peak = gpu.flops if config.train.precision != "fp32" else gpu.flops_fp32 if config.train.tf32 else gpu.flops / 16
     matmul = work.slowest / (peak * assumed.matmul)
