@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
 
 from closeness import assert_same_but_for_rounding
 from siamesenorm.errors import ConfigError
@@ -275,6 +277,10 @@ def packed_in(world, cases):
         apply_parallelism(tiny_model(), world)(batch(0)[:, :7], labels=batch(0)[:, 1:8])
     with pytest.raises(ConfigError) as small:
         apply_parallelism(tiny_model(vocab_size=1), world, loss_parallel=True)
+    model = apply_parallelism(tiny_model(), world, loss_parallel=False)
+    plain = {name: p.full_tensor() if isinstance(p, DTensor) else p for name, p in model.residual.named_parameters()}
+    with pytest.raises(ConfigError, match="functional_call gives them; it takes the model's own"):
+        functional_call(model, {f"residual.{name}": p for name, p in plain.items()}, (batch(0)[:, :8],))
     return found, str(caught.value), str(small.value)
 
 

@@ -127,8 +127,13 @@ def on_own_tokens(function: Callable[..., Any], *modules: nn.Module) -> Callable
     inner = [m for module in modules for m in module.modules()]
 
     def call(*args: Any) -> Any:
-        places = [(m._parameters, name) for m in inner for name, p in m._parameters.items() if isinstance(p, DTensor)]
+        places = [(m._parameters, name) for m in inner for name, p in m._parameters.items() if p is not None]
         kept = [table[name] for table, name in places]
+        if not all(isinstance(parameter, DTensor) for parameter in kept):  # gradients would be parts of sums
+            raise ConfigError(
+                "parallel.sequence_parallel: true is not allowed with weights from outside, as torch.func's "
+                "functional_call gives them; it takes the model's own"
+            )
         for (table, name), parameter in zip(places, kept, strict=True):
             table[name] = parameter.to_local(grad_placements=[Partial()])  # type: ignore[union-attr]
         try:
