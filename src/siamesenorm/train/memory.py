@@ -63,8 +63,6 @@ def memory_need(config: RunConfig, task: Task, world: World, micro: int | None =
     The state is what is there when a step is at its fullest: weights and optimiser, and gradients that wait there.
     """
     try:
-        if world.pp > 1:
-            raise UncountableError("layouts that are not counted yet")
         need = need_of(config, layout_of(config, world, micro), "cuda" if world.device.type == "cuda" else "cpu")
     except UncountableError:
         recomputed = config.train.activation_checkpointing != "none"
