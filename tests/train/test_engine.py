@@ -115,10 +115,14 @@ def test_an_error_while_auto_is_found_is_one_of_all_processes():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "sizes"), [("1f1b", [6, 3, 1]), ("gpipe", [12, 3, 1]), ("interleaved_1f1b", [12, 3, 1])]
+    ("schedule", "sizes"), [("1f1b", [6, 3, 1]), ("gpipe", [12, 4, 4]), ("interleaved_1f1b", [12, 3, 1])]
 )
 def test_auto_is_what_a_pipeline_takes(monkeypatch, schedule, sizes):
-    """Equal parts, two at least for 1F1B, whatever there is room for; fewer samples where there is less."""
+    """Equal parts, two at least for 1F1B; fewer samples where there is less room.
+
+    GPipe holds all samples at once whatever its parts, and something beside for each: where parts of 3 fit, parts of 4
+    do, and these need least where nothing fits.
+    """
     world = Rank(0, 2, mode="ddp", pp=2)
     config = tiny("batch_size=12", "micro_batch_size=auto", f"parallel.schedule={schedule}", "parallel.pp=2")
     task, found = find_task(config.task)(config), []

@@ -62,13 +62,16 @@ class MicroBatches:
         return equal if equal % least == 0 and 2 * equal > fits else fits
 
     def _as_pipeline_takes(self, config: RunConfig, task: Task, world: World, room: Room | None) -> int:
-        """The largest equal parts that fit and that the schedule takes, its smallest where none fits."""
+        """The largest equal parts that fit and that the schedule takes, those that need least where none fits.
+
+        GPipe holds all parts of a batch at once: its smallest are not those that need least.
+        """
         equal = [size for size in range(self.share, 0, -1) if self.share % size == 0]
         taken = [size for size in equal if takes(config.parallel.schedule, world.pp, self.share // size)]
-        for size in taken:
-            if room is None or sum(memory_need(config, task, world, size)) <= FILLED * room.size:
-                return size
-        return taken[-1] if taken else 1
+        if room is None or not taken:
+            return taken[0] if taken else 1
+        needs = {size: sum(memory_need(config, task, world, size)) for size in taken}
+        return next((size for size in taken if needs[size] <= FILLED * room.size), min(taken, key=needs.__getitem__))
 
     def split(self, batch: Batch) -> tuple[list[Batch], list[int]]:
         """A batch of this process in its parts, and how many samples of each count.
