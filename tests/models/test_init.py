@@ -107,14 +107,14 @@ def first_loss(topology, dim, tied, init, vocabulary=1024, **changes):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("dim", [64, 256, 1024])
+@pytest.mark.parametrize("dim", [64, 256])
 @pytest.mark.parametrize("topology", ALL)
 def test_small_first_logits_give_a_first_loss_of_ln_vocabulary(topology, dim, tied):
-    for init in ("mitchell", "megatron", "normal") if dim < 1024 else ("megatron",):
+    for init in ("mitchell", "megatron", "normal"):
         assert abs(first_loss(topology, dim, tied, init)) < 0.13, init
 
 
-@pytest.mark.parametrize("init", ["mitchell", "normal"])
+@pytest.mark.parametrize("init", ["mitchell", "megatron", "normal"])
 def test_first_loss_at_full_width(init):
     for tied in (False, True):
         assert abs(first_loss("siamese", 1024, tied, init)) < 0.1

@@ -42,7 +42,7 @@ def train(topology, world=None, checkpointing="none", compiled=True, steps=2, dt
     original = Block.compile
     # Graphs are counted here, not their code: inductor would take a minute for each. Every topology's derivatives in a
     # graph are `tests/residual/test_compile.py`'s subject; those of the sublayers are the same on all.
-    traced = world is None and checkpointing == "none" and topology in ("siamese", "hyper")
+    traced = world is None and checkpointing == "full" and topology in ("siamese", "hyper")
     backend = "aot_eager" if traced else "eager"
     Block.compile = lambda self, **how: original(self, backend=backend, **how)
     try:
@@ -79,10 +79,10 @@ def test_what_is_kept_selectively_is_in_the_graph():
     assert_one_graph_a_shape(result, "siamese", eager_losses("siamese"))
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("checkpointing", ["sublayer", "full"])
 def test_one_process(checkpointing):
-    """Whole blocks again with one topology of each kind of streams; sublayers with all, in `test_two_processes`."""
-    for topology in TOPOLOGIES if checkpointing == "none" else KINDS:
+    """All topologies with sublayers computed again; whole blocks with one of each kind of streams."""
+    for topology in TOPOLOGIES if checkpointing == "sublayer" else KINDS:
         assert_one_graph_a_shape(train(topology, checkpointing=checkpointing), topology, eager_losses(topology))
 
 
@@ -100,23 +100,21 @@ def test_no_autocast_stays_open_behind_recomputation(backend):
     assert torch.autocast_decrement_nesting() == 0
 
 
-def train_all(world, topologies, checkpointing):
-    """Each of two processes compiles every second topology: the other one's eager blocks meet the same collectives."""
+def train_kinds(world, checkpointing):
+    """Each of two processes compiles every second one: the other one's eager blocks meet the same collectives."""
     found = {}
-    for number, topology in enumerate(topologies):
+    for number, topology in enumerate(KINDS):
         compiled = number % world.size == world.rank
         kind = checkpointing if compiled else "none"
         found[topology] = (compiled, *train(topology, world, kind, compiled, dtype=torch.float64))
     return found
 
 
-@pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize(("mode", "checkpointing"), [("fsdp", "sublayer"), ("tp", "none")])
-def test_two_processes(mode, checkpointing, half):
-    """Losses and gradient norms to float64's rounding; in two halves, so that no test is much longer than others."""
-    topologies = list(TOPOLOGIES)[half::2]
-    results = run_world(2, train_all, topologies, checkpointing, mode=mode, group=2)
-    for topology in topologies:
+def test_two_processes(mode, checkpointing):
+    """Losses and gradient norms to float64's rounding."""
+    results = run_world(2, train_kinds, checkpointing, mode=mode, group=2)
+    for topology in KINDS:
         (result,) = (rest for compiled, *rest in (found[topology] for found in results) if compiled)
         assert_one_graph_a_shape(result, topology, eager_losses(topology, torch.float64), 1e-9)
 

@@ -26,7 +26,15 @@ from siamesenorm.train.distributed import World
 
 PATIENCE = 300.0
 """Seconds after which a world counts as hung."""
-PRELOADED = ["siamesenorm.train.loop", "siamesenorm.train.parallel", "siamesenorm.models.lm", "torch._dynamo"]
+PRELOADED = [
+    "siamesenorm.train.loop",
+    "siamesenorm.train.parallel",
+    "siamesenorm.models.lm",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "diffusers.schedulers.scheduling_dpmsolver_multistep",
+    "pytest",
+]
 
 
 def run_world(
