@@ -12,6 +12,8 @@ from siamesenorm.train import memory
 from siamesenorm.train.distributed import World
 from siamesenorm.train.loop import train
 from siamesenorm.train.memory import Room, free_memory, group_room, machine_room, process_room
+from siamesenorm.train.planning.layouts import given_layout
+from siamesenorm.train.planning.needs import need_of
 
 from .small_runs import tiny
 
@@ -98,3 +100,28 @@ def test_a_step_that_does_not_fit_is_refused_and_may_be_tried(monkeypatch):
             ):
                 memory.check_memory(config, task, world)
     memory.check_memory(tiny("batch_size=24", "train.memory_check=false"), task, world)
+
+
+LAYOUTS = {
+    "one": {},
+    "fsdp": {"size": 4, "mode": "fsdp"},
+    "tp": {"size": 4, "mode": "tp", "group": 2},
+    "1f1b": {"size": 2, "mode": "ddp", "pp": 2},
+    "gpipe": {"size": 2, "mode": "ddp", "pp": 2},
+    "interleaved_1f1b": {"size": 4, "mode": "fsdp", "pp": 2},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_run_is_checked_by_what_plan_says(name):
+    """Of every process: its fullest moment, to the byte; a bound from below would let runs begin that do not fit."""
+    how = {"size": 1, "mode": "none"} | LAYOUTS[name]
+    world = World(
+        0, how["size"], 0, how["size"], torch.device("cpu"), how["mode"], how.get("group"), pp=how.get("pp", 1)
+    )
+    parallel = [f"parallel.{field}={how[field]}" for field in ("mode", "group", "pp") if field in how]
+    schedule = [f"parallel.schedule={name}"] if "pp" in how else []
+    config = tiny("batch_size=16", "micro_batch_size=2", "blocks=4", *parallel, *schedule)
+    planned = need_of(config, given_layout(config, world.size, world.size), "cpu")
+    checked = memory.memory_need(config, find_task(config.task)(config), world)
+    assert sum(checked) == world.size * planned.peak
