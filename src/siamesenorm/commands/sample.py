@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -53,73 +53,22 @@ def sample(
     from siamesenorm.loading import loading
 
     with loading():
-        import numpy as np
+        from siamesenorm.lab.sample_request import SampleRequest
 
-        from siamesenorm.errors import ConfigError
-        from siamesenorm.lab.sample_batches import SampleBatches
-        from siamesenorm.lab.sampling import arranged, open_generator
-        from siamesenorm.tasks.diffusion.sample_grid import grid, save_png
-        from siamesenorm.tasks.diffusion.sampling import Sampler, default_sampler
-
-    _check_targets(out, filmstrip, individually)
+    request = SampleRequest(
+        run,
+        out,
+        classes=classes,
+        per_class=per_class,
+        sampler=sampler,
+        steps=steps,
+        guidance=guidance,
+        guidance_channels=guidance_channels,
+        seed=seed,
+        filmstrip=filmstrip,
+        individually=individually,
+        vae=vae,
+        at_once=at_once,
+    )
     with computing(device, precision) as place:
-        generator = open_generator(run)
-        name: Any = sampler or default_sampler(generator.process)
-        made = Sampler(name, steps, guidance, guidance_channels, clip=not generator.latent)
-        made.check(generator.process)
-        if guidance != 1 and not generator.model.config.class_dropout:
-            raise ConfigError(f"guidance: {guidance} is not allowed; a model that saw every label takes 1")
-        decode = generator.decoder(vae, place.device)
-        wanted = f"0-{generator.model.config.classes - 1}" if classes is None else classes
-        chosen = list(dict.fromkeys(generator.classes(wanted)))
-        # Samples of one class stand apart, so that the first ones of all classes are in the first part.
-        labels = np.array(chosen * per_class, dtype=np.int64)
-        if place.is_main:
-            _make_room(out, filmstrip, individually)
-        sampling = SampleBatches(generator, made, decode, labels, seed, at_once, place)
-        place.ready(generator.model)
-        shown = sampling.in_memory() if individually is None else sampling.to_disk(individually, len(chosen), vae)
-        if not place.is_main:
-            return
-        names = [generator.name(number) for number in chosen]
-        rows = arranged(shown, labels[: len(shown)], chosen)
-        save_png(grid([row for row in rows if len(row)], names[: len(shown)]), out)
-        typer.echo(f"{len(labels)} samples of {len(chosen)} classes at step {generator.step}: {out}")
-        if len(shown) < len(labels):
-            typer.echo(f"of these, the grid shows the first {len(shown)}")
-        if filmstrip is not None:
-            frames = [decode(frame) for frame in sampling.frames(len(chosen))]
-            save_png(grid([np.stack([frame[k] for frame in frames]) for k in range(len(chosen))], names), filmstrip)
-            typer.echo(f"{len(frames)} states of each: {filmstrip}")
-        if individually is not None:
-            typer.echo(f"every sample: {individually}")
-
-
-def _check_targets(out: Path, filmstrip: Path | None, individually: Path | None) -> None:
-    """Say what cannot be written before anything is sampled."""
-    from siamesenorm.errors import ConfigError
-
-    for option, path in (("--out", out), ("--filmstrip", filmstrip)):
-        if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
-            raise ConfigError.not_allowed(option, str(path), "a file that ends with .png")
-    if filmstrip is not None and filmstrip.absolute() == out.absolute():
-        raise ConfigError.not_allowed("--filmstrip", str(filmstrip), "another file than --out")
-    if individually is not None:
-        from siamesenorm.lab.sample_files import check_place
-
-        check_place(individually)
-
-
-def _make_room(out: Path, filmstrip: Path | None, individually: Path | None) -> None:
-    """Make the folders and try to write in them, so that no failure waits behind the sampling."""
-    from siamesenorm.data.atomic import check_output
-    from siamesenorm.errors import ConfigError
-
-    for option, target in (("--out", out), ("--filmstrip", filmstrip), ("--individually", individually)):
-        if target is None:
-            continue
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError.failed(option, target, "written", error) from None
-        check_output(target / "0.png" if target.is_dir() else target, option)
+        request.make(place, typer.echo)
