@@ -6,6 +6,7 @@ import pytest
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.report.records import find_runs, read_records
+from siamesenorm.lab.report.sentences import place_text
 from siamesenorm.lab.report.statistics import analyse
 from siamesenorm.lab.report.student import paired
 from siamesenorm.lab.report.verdict import in_few_words, verdict
@@ -105,6 +106,11 @@ def test_seeds_that_only_one_side_has_make_no_pair(tmp_path):
     analysis = analysed(tmp_path, {("pre", 1e-2): [2.0, 2.5], ("siamese", 1e-2): [1.9]})
     (found,) = analysis.same_lr
     assert (found.difference.count, found.difference.mean) == (1, pytest.approx(-0.1))
+
+
+def test_a_table_says_where_seeds_are_missing(tmp_path):
+    analysis = analysed(tmp_path, {("pre", 1e-2): [2.0, 2.2, 2.1], ("siamese", 1e-2): [2.0, 2.2]})
+    assert [place_text(place) for place in analysis.places] == ["2.1000 ± 0.1000", "2.1000 ± 0.1414 (2 of 3 seeds)"]
 
 
 def test_best_learning_rate_takes_only_what_every_seed_finished(tmp_path):

@@ -21,7 +21,7 @@ def what_is_shown(analysis: Analysis) -> str:
 
 
 def place_text(place: SeedScores | None) -> str:
-    """``1.643 ± 0.004``, ``diverged``, ``1.643 (1 of 3 diverged)``."""
+    """``1.643 ± 0.004``, ``diverged``, ``1.643 (1 of 3 diverged)``, ``1.643 ± 0.004 (2 of 3 seeds)``."""
     if place is None:
         return "–"
     if place.mean is None:
@@ -30,6 +30,8 @@ def place_text(place: SeedScores | None) -> str:
     if place.failed:
         states = " or ".join(sorted(set(place.failed.values())))
         text += f" ({len(place.failed)} of {len(place.failed) + len(place.scores)} {states})"
+    elif len(place.scores) < place.of:
+        text += f" ({len(place.scores)} of {place.of} seeds)"
     return text
 
 

@@ -36,6 +36,8 @@ class SeedScores:
     """By seed, of runs that reached their end."""
     failed: dict[int, str]
     """By seed, how the others ended: diverged or stuck."""
+    of: int = 0
+    """Seeds that there are in all, of any topology; 0: as many as here."""
 
     @property
     def stable(self) -> bool:
@@ -196,9 +198,10 @@ def _places(records: Records, metric: str) -> list[SeedScores]:
     found: dict[tuple[str, str, float], SeedScores] = {}
     order = [(s, t, lr) for s in records.groups for t in records.topologies for lr in records.lrs]
     runs = sorted(records.runs, key=lambda r: order.index((records.setting(r), r.topology, r.lr)))
+    seeds = len({run.seed for run in runs})
     for run in runs:
         key = (run.topology, records.setting(run), run.lr)
-        place = found.setdefault(key, SeedScores(*key, scores={}, failed={}))
+        place = found.setdefault(key, SeedScores(*key, scores={}, failed={}, of=seeds))
         score = run.score(metric)
         if score is not None and math.isfinite(score):
             place.scores[run.seed] = score
