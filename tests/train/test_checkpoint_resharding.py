@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.distributed import World
@@ -10,16 +14,71 @@ from siamesenorm.train.layout import plain_name, row_orders, usual_rows, whole
 from siamesenorm.train.parallel import apply_parallelism
 from siamesenorm.train.weights import gather_weights
 
-from .test_distributed import assert_close
 from .tiny import TinyRun, tiny_model
 from .worlds import run_world
 
 NAME = "subln"  # grouped queries and norms over split features: the hardest to split
+EXPERTS = {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0.0, "z_weight": 0.1}
 STEPS = 2
+EXACT = 1e-9
+
+
+class Layout(NamedTuple):
+    """How processes share a model; parts: micro-batches of a process."""
+
+    processes: int
+    mode: str
+    group: int | None = None
+    ep: int = 1
+    pp: int = 1
+    schedule: str = "1f1b"
+    parts: int = 1
+
+    def of(self, world: World) -> World:
+        """The same processes in this layout."""
+        places = (world.rank, world.size, world.local_rank, world.local_size)
+        return World(*places, None, self.mode, self.group, ep=self.ep, pp=self.pp)
+
+
+LAYOUTS = {
+    "one": Layout(1, "none"),
+    "ddp-2": Layout(2, "ddp"),
+    "fsdp-2": Layout(2, "fsdp"),
+    "tp-2": Layout(2, "tp", group=2),
+    "pp-2": Layout(2, "ddp", pp=2, schedule="interleaved_1f1b", parts=2),
+    "fsdp-4": Layout(4, "fsdp"),
+    "hsdp-4": Layout(4, "hsdp", group=2),
+    "tp-4": Layout(4, "tp", group=2),
+    "pp-fsdp-4": Layout(4, "fsdp", pp=2, parts=2),
+    "pp-tp-4": Layout(4, "tp", group=2, pp=2, parts=2),
+    "ep-2": Layout(2, "fsdp", ep=2),
+    "ep-fsdp-4": Layout(4, "fsdp", ep=2),
+    "ep-tp-4": Layout(4, "tp", group=2, ep=2),
+    "ep-pp-4": Layout(4, "fsdp", ep=2, pp=2, parts=2),
+}
+OF_TWO = ("ddp-2", "fsdp-2", "tp-2", "pp-2")
+OF_FOUR = ("fsdp-4", "hsdp-4", "tp-4", "pp-fsdp-4", "pp-tp-4")
+WITH_EXPERTS = ("ep-fsdp-4", "ep-tp-4", "ep-pp-4")
+Reading = tuple[str, tuple[str, ...], tuple[str, ...]]
+TURNS: list[tuple[int, list[Reading]]] = [
+    (2, [("dense", OF_TWO, ("one",)), ("experts", ("fsdp-2", "ep-2", "pp-2"), ("one",))]),
+    (4, [("dense", OF_FOUR, ("tp-2", "pp-2")), ("experts", WITH_EXPERTS, ("ep-2", "pp-2"))]),
+    (2, [("dense", ("fsdp-2", "tp-2", "pp-2"), ("tp-4", "pp-tp-4")), ("experts", ("fsdp-2", "ep-2"), ("ep-pp-4",))]),
+    (1, [("dense", ("one",), (*OF_TWO, *OF_FOUR)), ("experts", ("one",), ("fsdp-2", "ep-2", "pp-2", *WITH_EXPERTS))]),
+]
+"""Processes; of every model, the layouts that read, and what others have written before. Every layout does both."""
+
+
+def run_of(kind: str, layout: Layout, world: World, seed: int = 0) -> TinyRun:
+    """A run in float64; nothing of it depends on how a batch is divided."""
+    changes = {"moe": EXPERTS} if kind == "experts" else {}
+    model = tiny_model(NAME, seed, blocks=4, tied=False, **changes).double()
+    model = apply_parallelism(model, world, schedule=layout.schedule, stages=2)
+    return TinyRun(model, world, kind="muon", parts=layout.parts)
 
 
 def everything(run):
-    """Weights and moments, whole, rows in the usual order."""
+    """Weights and moments, whole, rows in the usual order; moments of this process's stages."""
     orders = dict(row_orders(run.model))
     found = {f"model/{name}": tensor for name, tensor in gather_weights(run.model).items()}
     for name, parameter in run.model.named_parameters():
@@ -31,59 +90,54 @@ def everything(run):
     return found
 
 
-def begin(world, folder):
+def begin(world, folder, kind="dense"):
     """A run of some steps, saved; what it holds, and the losses behind."""
-    run = TinyRun(apply_parallelism(tiny_model(NAME), world), world, kind="muon")
+    run = run_of(kind, LAYOUTS["one"], world)
     run.steps(STEPS)
     store = CheckpointStore(folder, 2, world)
     assert store.save(STEPS, run.state, wait=True)
-    return everything(run), run.steps(STEPS)
+    return everything(run), run.steps(1)
 
 
-def reshard(world, folder, modes, sources, saved):
+def reshard(world, folder, readings):
     """Every source read into every layout of this world, which saves it too; what is not as it was, and the losses."""
-    wrong, losses = [], {}
-    stores = {source: CheckpointStore(folder / source, 2, world) for source in sources}
-    for mode in modes:
-        here = World(world.rank, world.size, world.local_rank, world.local_size, world.device, mode, 2)
-        run = TinyRun(apply_parallelism(tiny_model(NAME, seed=7), here), here, kind="muon")
-        for source in sources:
-            with torch.no_grad():
-                for parameter in run.model.parameters():
-                    parameter.zero_()
-            run.done = stores[source].load(stores[source].latest(), run.state)["step"]
-            loaded = everything(run)
-            assert saved.keys() == loaded.keys()
-            wrong += [(source, mode, name) for name, tensor in saved.items() if not torch.equal(tensor, loaded[name])]
-        store = CheckpointStore(folder / layout(mode, here.size), 2, here)
-        assert store.save(STEPS, run.state, wait=True)
-        losses[mode] = run.steps(STEPS)
-    return wrong, losses
-
-
-def layout(mode, size):
-    return f"{mode}-{size}"
-
-
-TURNS = [
-    (2, ("ddp", "fsdp", "tp"), ("none-1",)),
-    (4, ("ddp", "fsdp", "hsdp", "tp"), ("fsdp-2", "tp-2")),
-    (2, ("fsdp", "tp"), ("ddp-4", "fsdp-4", "hsdp-4", "tp-4")),
-    (1, ("none",), ("ddp-2", "fsdp-2", "tp-2", "hsdp-4", "tp-4")),
-]
-"""Processes, the layouts that read, and what others have written before."""
+    wrong, losses, seen = [], {}, set()
+    for kind, readers, sources in readings:
+        saved = load_file(folder / f"{kind}.safetensors")
+        for name in readers:
+            layout = LAYOUTS[name]
+            here = layout.of(world)
+            run = run_of(kind, layout, here, seed=7)
+            for source in sources:
+                with torch.no_grad():
+                    for parameter in run.model.parameters():
+                        parameter.zero_()
+                store = CheckpointStore(folder / kind / source, 2, here)
+                run.done = store.load(store.latest(), run.state)["step"]
+                loaded = everything(run)
+                seen |= {(kind, name, source, key) for key in loaded}
+                wrong += [(kind, source, name, key) for key in loaded if not torch.equal(saved[key], loaded[key])]
+            store = CheckpointStore(folder / kind / name, 2, here)
+            assert store.save(STEPS, run.state, wait=True)
+            losses[kind, name] = run.steps(1)
+    return wrong, losses, seen
 
 
 def test_every_layout_goes_on_from_what_another_one_saved(tmp_path):
-    """One, two and four processes: weights and moments are bitwise those of one, and the losses behind are the same."""
-    saved, expected = begin(World(), tmp_path / "none-1")
-    for size, modes, sources in TURNS:
-        arguments = (tmp_path, modes, sources, saved)
-        found = [reshard(World(), *arguments)] if size == 1 else run_world(size, reshard, *arguments, mode="ddp")
-        for wrong, losses in found:
-            assert wrong == []
-            for mode in modes:
-                assert_close(losses[mode], expected)
+    """One, two and four processes: weights and moments are bitwise those of one, and the loss behind is the same."""
+    saved, expected = {}, {}
+    for kind in ("dense", "experts"):
+        saved[kind], expected[kind] = begin(World(), tmp_path / kind / "one", kind)
+        save_file(saved[kind], tmp_path / f"{kind}.safetensors")
+    for size, readings in TURNS:
+        found = [reshard(World(), tmp_path, readings)] if size == 1 else run_world(size, reshard, tmp_path, readings)
+        assert all(wrong == [] for wrong, _, _ in found)
+        keys = [(kind, *pair) for kind, *names in readings for pair in ((r, s) for r in names[0] for s in names[1])]
+        assert set().union(*(seen for _, _, seen in found)) == {(*key, name) for key in keys for name in saved[key[0]]}
+        for _, losses, _ in found:
+            for (kind, name), numbers in losses.items():
+                for mine, theirs in zip(numbers, expected[kind], strict=True):
+                    assert mine == pytest.approx(theirs, rel=EXACT), (kind, name)
 
 
 def save_and_fail(world, folder):

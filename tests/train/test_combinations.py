@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from closeness import assert_same_but_for_rounding
 from siamesenorm.residual.registry import TOPOLOGIES
-from siamesenorm.train.checkpoint import CheckpointStore
 from siamesenorm.train.distributed import World
 from siamesenorm.train.ema import WeightAverage
 from siamesenorm.train.parallel import apply_parallelism
@@ -73,7 +71,7 @@ CLOSELY = [
     *(("siamese", layout, "muon" if layout == "pp2-fsdp2" else "adamw") for layout in PIPELINES),
     ("attnres", "pp2-interleaved-fsdp2", "adamw"),
 ]
-"""Models, layouts, optimisers; of these, averaged weights and checkpoints are looked at too."""
+"""Models, layouts, optimisers; of these, averaged weights are looked at too."""
 TABLE = [
     *CLOSELY,
     *((name, [*OF_TWO][n % len(OF_TWO)], "adamw") for n, name in enumerate(TOPOLOGIES) if name != "siamese"),
@@ -82,71 +80,48 @@ TABLE = [
 
 
 def trained(row: tuple[str, str, str], world: World | None = None) -> tuple[Any, ...]:
-    """Losses and gradient norms of a step or two in float64, weights behind them, averaged weights, and the run."""
+    """Losses and gradient norms of a step or two in float64, weights behind them, and averaged weights."""
     name, layout, kind = row[0], LAYOUTS[row[1]], row[2]
     model = tiny_model(name, blocks=layout.blocks, tied=False).double()
     model = apply_parallelism(model, world or World(), schedule=layout.schedule, stages=2)
     ranks = 1 if world else layout.processes // layout.pp // (layout.group or 1 if layout.mode == "tp" else 1)
     run = TinyRun(model, world, kind=kind, parts=layout.parts, ranks=ranks)
     if row not in CLOSELY:
-        return run.steps(1), gather_weights(model), {}, run
+        return run.steps(1), gather_weights(model), {}
     numbers, average = [], WeightAverage(model, 0.5)
     for step in range(1, STEPS + 1):
         numbers.append(run.step())
         average.update(step)
     with average.applied():
         averaged = gather_weights(model)
-    return numbers, gather_weights(model), averaged, run
+    return numbers, gather_weights(model), averaged
 
 
-def go_through(world, folder, table):
+def go_through(world, table):
     found: dict[Any, Any] = {}
-    earlier: dict[Any, Any] = {}
     for row in table:
-        name, layout, kind = row
-        spread = LAYOUTS[layout].of(world)
-        *results, run = trained(row, spread)
+        results = trained(row, LAYOUTS[row[1]].of(world))
         found[row] = results if world.is_main else results[:1]
-        if row not in CLOSELY:
-            continue
-        store = CheckpointStore(folder / "-".join(row), 1, spread)
-        assert store.save(STEPS, run.state, wait=True)
-        before = earlier.get((name, kind, LAYOUTS[layout].blocks))
-        if before is not None:  # what another layout saved
-            store = CheckpointStore(folder / "-".join(before), 1, spread)
-            store.load(store.latest(), run.state)
-            loaded = gather_weights(run.model, keep=world.is_main)
-            assert not world.is_main or all(torch.equal(loaded[key], found[before][1][key]) for key in loaded)
-        earlier[name, kind, LAYOUTS[layout].blocks] = row
     return found
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
+def worlds():
     """What every process of a row's world found."""
-    folder, found = tmp_path_factory.mktemp("combinations"), {}
+    found = {}
     for processes in (4, 2):
         rows = [row for row in TABLE if LAYOUTS[row[1]].processes == processes]
-        answers = run_world(processes, go_through, folder, rows)
+        answers = run_world(processes, go_through, rows)
         found |= {row: [answer[row] for answer in answers] for row in rows}
-    return folder, found
+    return found
 
 
 @pytest.mark.parametrize("row", TABLE, ids="-".join)
 def test_many_processes_train_as_one(worlds, row):
-    """Losses, gradient norms, weights and averaged weights; what was saved is what one process goes on from."""
-    folder, found = worlds
-    numbers, weights, averaged, run = trained(row)
-    for one in found[row]:
+    """Losses, gradient norms, weights and averaged weights; `test_checkpoint_resharding.py` saves them."""
+    numbers, weights, averaged = trained(row)
+    for one in worlds[row]:
         for mine, theirs in zip(one[0], numbers, strict=True):
             assert mine == pytest.approx(theirs, rel=EXACT)
-    assert_same_but_for_rounding(found[row][0][1], weights, EXACT)
-    assert_same_but_for_rounding(found[row][0][2], averaged, EXACT)
-    if row not in CLOSELY:
-        return
-    model = tiny_model(row[0], seed=7, blocks=LAYOUTS[row[1]].blocks, tied=False).double()
-    again = TinyRun(model, kind=row[2], parts=run.parts, ranks=run.ranks)
-    store = CheckpointStore(folder / "-".join(row), 1)
-    again.done = store.load(store.latest(), again.state)["step"]
-    assert_same_but_for_rounding(gather_weights(again.model), weights, EXACT)
-    assert again.step() == pytest.approx(run.step(), rel=EXACT)
+    assert_same_but_for_rounding(worlds[row][0][1], weights, EXACT)
+    assert_same_but_for_rounding(worlds[row][0][2], averaged, EXACT)
