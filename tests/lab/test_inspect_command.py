@@ -141,7 +141,7 @@ def test_the_command_writes_numbers_and_page(run, capsys):
     again = inspect(source.model, source.batch)
     assert found.spikes.steps == (3,)
     assert found.model_copy(update={"source": {}, "spikes": None}) == again
-    assert found.source["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(found.source["versions"]["torch"])  # +cpu, +cu128
     assert found.source["folder"] == str(run)
     page = (run / "inspection" / "inspection.html").read_text(encoding="utf-8")
     for plot in plots(found):

@@ -11,18 +11,19 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from transformers.models.beam.modeling_beam import depth_scaled_residual_add
-from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
-from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextHyperConnection, Glm5NextTextHyperHead
-from transformers.models.hy_v4.modeling_hy_v4 import HYV4HyperConnection, HYV4HyperHead
-from transformers.models.muse_spark.modeling_muse_spark import MuseSparkResidualGate
-from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextGatedResidual
-from transformers.models.zaya.modeling_zaya import ZayaResidualScaling
 
 from siamesenorm.residual import NormSpec
 
 from .stacks import PAIR, make, make_sublayers, randomise
 
+# What is in the newest transformers alone is compared there.
+their_beam = pytest.importorskip("transformers.models.beam.modeling_beam")
+deepseek_v4 = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+glm5_next = pytest.importorskip("transformers.models.glm5_next.modeling_glm5_next")
+hy_v4 = pytest.importorskip("transformers.models.hy_v4.modeling_hy_v4")
+muse_spark = pytest.importorskip("transformers.models.muse_spark.modeling_muse_spark")
+qwen4_exp = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
+their_zaya = pytest.importorskip("transformers.models.zaya.modeling_zaya")
 D, L, N, EPS = 16, 3, 4, 1e-6
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 CONFIG = types.SimpleNamespace(
@@ -79,9 +80,9 @@ def learned_head(head):
 def ihc(topology, x, sublayers):
     R = rows(x)
     for link, F in zip(topology.links, sublayers, strict=True):
-        post, h = copied(HYV4HyperConnection(CONFIG), fn=link.W, base=link.b, scale=link.a)(R)
+        post, h = copied(hy_v4.HYV4HyperConnection(CONFIG), fn=link.W, base=link.b, scale=link.a)(R)
         R = post.unsqueeze(-1) * F(link.norm(h)).unsqueeze(-2) + R
-    return topology.final_norm(learned_head(HYV4HyperHead)(topology)(R))
+    return topology.final_norm(learned_head(hy_v4.HYV4HyperHead)(topology)(R))
 
 
 def gated(read, W_w=None):
@@ -91,7 +92,7 @@ def gated(read, W_w=None):
         "input_mix_weight_up__weight": read.W_u,
         **({} if W_w is None else {"block_inject_weight__weight": W_w}),
     }
-    return copied(Qwen4ExpTextGatedResidual(CONFIG, use_combine=W_w is not None), **parameters)
+    return copied(qwen4_exp.Qwen4ExpTextGatedResidual(CONFIG, use_combine=W_w is not None), **parameters)
 
 
 def gr(topology, x, sublayers):
@@ -104,27 +105,31 @@ def gr(topology, x, sublayers):
 
 def muse(topology, x, sublayers):
     for link, F in zip(topology.links, sublayers, strict=True):
-        x = copied(MuseSparkResidualGate(CONFIG), gate=link.w)(x, link.output_norm(F(link.norm(x))))
+        x = copied(muse_spark.MuseSparkResidualGate(CONFIG), gate=link.w)(x, link.output_norm(F(link.norm(x))))
     return topology.final_norm(x)
 
 
 def zaya(topology, x, sublayers):
     names = {"hidden_states_scale": "s_o", "hidden_states_bias": "b_o", "residual_scale": "s_r", "residual_bias": "b_r"}
     for link, F in zip(topology.links, sublayers, strict=True):
-        scaling = copied(ZayaResidualScaling(D), **{theirs: getattr(link, ours) for theirs, ours in names.items()})
+        scaling = copied(
+            their_zaya.ZayaResidualScaling(D), **{theirs: getattr(link, ours) for theirs, ours in names.items()}
+        )
         x = scaling(F(link.norm(x)), x)
     return topology.final_norm(x)
 
 
 def beam(topology, x, sublayers):
     for number, (link, F) in enumerate(zip(topology.links, sublayers, strict=True), 2):
-        x = depth_scaled_residual_add(link.output_norm(F(link.norm(x))), x, number)
+        x = their_beam.depth_scaled_residual_add(link.output_norm(F(link.norm(x))), x, number)
     return topology.final_norm(x)
 
 
 ORACLES = {
-    "mhc:collapse=learned,eps=1e-5": mhc(DeepseekV4HyperConnection, learned_head(DeepseekV4HyperHead)),
-    "mhc:eps=1e-5": mhc(Glm5NextTextHyperConnection, lambda topology: Glm5NextTextHyperHead()),
+    "mhc:collapse=learned,eps=1e-5": mhc(
+        deepseek_v4.DeepseekV4HyperConnection, learned_head(deepseek_v4.DeepseekV4HyperHead)
+    ),
+    "mhc:eps=1e-5": mhc(glm5_next.Glm5NextTextHyperConnection, lambda topology: glm5_next.Glm5NextTextHyperHead()),
     "ihc:eps=1e-5": ihc,
     "gr": gr,
     "muse": muse,
