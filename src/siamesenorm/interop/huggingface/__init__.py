@@ -13,11 +13,11 @@ try:
     import transformers
 except ImportError:
     raise ImportError(
-        "transformers 5.16 or newer is needed here: pip install 'siamesenorm[hf]'", name="transformers"
+        "transformers 5.17 or newer is needed here: pip install 'siamesenorm[hf]'", name="transformers"
     ) from None
-if [int(part) for part in transformers.__version__.split(".")[:2]] < [5, 16]:
+if [int(part) for part in transformers.__version__.split(".")[:2]] < [5, 17]:
     raise ImportError(
-        f"transformers {transformers.__version__} is installed, 5.16 or newer is needed: pip install 'siamesenorm[hf]'",
+        f"transformers {transformers.__version__} is installed, 5.17 or newer is needed: pip install 'siamesenorm[hf]'",
         name="transformers",
     )
 
