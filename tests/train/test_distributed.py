@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from siamesenorm.residual import siamese
 from siamesenorm.residual.kernels import native
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.distributed import World, check_group
-from siamesenorm.train.parallel import apply_parallelism, clip_gradients, gradient_sync, uniform_groups
+from siamesenorm.train.parallel import LOWEST_TORCH, apply_parallelism, clip_gradients, gradient_sync, uniform_groups
 from siamesenorm.train.weights import gather_weights
 
 from .tiny import CONFIGS, TinyRun, batch, tiny_model, watched_whole
@@ -226,6 +227,18 @@ def refuse(world):
     with pytest.raises(ConfigError) as caught:
         apply_parallelism(tiny_model("subln"), world)
     return str(caught.value)
+
+
+def test_a_torch_that_is_too_old_is_refused_as_pyproject_has_it(monkeypatch):
+    """Version 2.8 doubled gradients of sharded weights, silently."""
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'"torch>={".".join(map(str, LOWEST_TORCH))}"' in project
+    monkeypatch.setattr(torch, "__version__", "2.8.0+cu128")
+    world = World(0, 2, mode="fsdp")
+    with pytest.raises(
+        ConfigError, match=r"torch: 2\.8\.0\+cu128 is not allowed; several processes take 2\.12 or newer"
+    ):
+        apply_parallelism(tiny_model(), world)
 
 
 def test_heads_must_be_a_multiple_of_the_group():

@@ -43,8 +43,17 @@ if TYPE_CHECKING:
     from siamesenorm.train.tensor_parallel import TensorParallel
 
 MODES = ("none", "ddp", "fsdp", "hsdp", "tp")
+LOWEST_TORCH = (2, 12)
+"""For several processes, as pyproject.toml has it; 2.8 doubled the gradients of FSDP on gloo without a word."""
 WORTH_COMPILING = 2000
 """Steps on a CPU; a step of a small model is 2 to 12 % shorter when compiled (benchmarks/lm.py)."""
+
+
+def check_torch() -> None:
+    """Refuse versions of torch that several processes were never right on, however they came to be installed."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < LOWEST_TORCH:
+        lowest = ".".join(map(str, LOWEST_TORCH))
+        raise ConfigError(f"torch: {torch.__version__} is not allowed; several processes take {lowest} or newer")
 
 
 def apply_parallelism(
@@ -78,6 +87,7 @@ def apply_parallelism(
         return model.to(world.device)
     if strategy != world.mode:
         raise ConfigError(f"parallel.mode: the world was started for {world.mode!r}, not for {strategy!r}")
+    check_torch()
     prepare_experts(model, world)
     if strategy == "ddp" and world.pp == 1:
         model = model.to(world.device)
