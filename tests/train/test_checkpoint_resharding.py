@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,7 +13,7 @@ from siamesenorm.train.parallel import apply_parallelism
 from siamesenorm.train.weights import gather_weights
 
 from .tiny import TinyRun, tiny_model
-from .worlds import run_world
+from .worlds import Layout, run_world
 
 NAME = "subln"  # grouped queries and norms over split features: the hardest to split
 EXPERTS = {"experts": 4, "top_k": 2, "expert_dim": 12, "balance_weight": 0.0, "z_weight": 0.1}
@@ -23,38 +21,21 @@ STEPS = 2
 EXACT = 1e-9
 
 
-class Layout(NamedTuple):
-    """How processes share a model; parts: micro-batches of a process."""
-
-    processes: int
-    mode: str
-    group: int | None = None
-    ep: int = 1
-    pp: int = 1
-    schedule: str = "1f1b"
-    parts: int = 1
-
-    def of(self, world: World) -> World:
-        """The same processes in this layout."""
-        places = (world.rank, world.size, world.local_rank, world.local_size)
-        return World(*places, None, self.mode, self.group, ep=self.ep, pp=self.pp)
-
-
 LAYOUTS = {
-    "one": Layout(1, "none"),
-    "ddp-2": Layout(2, "ddp"),
-    "fsdp-2": Layout(2, "fsdp"),
-    "tp-2": Layout(2, "tp", group=2),
-    "pp-2": Layout(2, "ddp", pp=2, schedule="interleaved_1f1b", parts=2),
-    "fsdp-4": Layout(4, "fsdp"),
-    "hsdp-4": Layout(4, "hsdp", group=2),
-    "tp-4": Layout(4, "tp", group=2),
-    "pp-fsdp-4": Layout(4, "fsdp", pp=2, parts=2),
-    "pp-tp-4": Layout(4, "tp", group=2, pp=2, parts=2),
-    "ep-2": Layout(2, "fsdp", ep=2),
-    "ep-fsdp-4": Layout(4, "fsdp", ep=2),
-    "ep-tp-4": Layout(4, "tp", group=2, ep=2),
-    "ep-pp-4": Layout(4, "fsdp", ep=2, pp=2, parts=2),
+    "one": Layout("none", processes=1),
+    "ddp-2": Layout("ddp", processes=2),
+    "fsdp-2": Layout("fsdp", processes=2),
+    "tp-2": Layout("tp", group=2, processes=2),
+    "pp-2": Layout("ddp", pp=2, schedule="interleaved_1f1b", parts=2, processes=2),
+    "fsdp-4": Layout("fsdp", processes=4),
+    "hsdp-4": Layout("hsdp", group=2, processes=4),
+    "tp-4": Layout("tp", group=2, processes=4),
+    "pp-fsdp-4": Layout("fsdp", pp=2, parts=2, processes=4),
+    "pp-tp-4": Layout("tp", group=2, pp=2, parts=2, processes=4),
+    "ep-2": Layout("fsdp", ep=2, processes=2),
+    "ep-fsdp-4": Layout("fsdp", ep=2, processes=4),
+    "ep-tp-4": Layout("tp", group=2, ep=2, processes=4),
+    "ep-pp-4": Layout("fsdp", ep=2, pp=2, parts=2, processes=4),
 }
 OF_TWO = ("ddp-2", "fsdp-2", "tp-2", "pp-2")
 OF_FOUR = ("fsdp-4", "hsdp-4", "tp-4", "pp-fsdp-4", "pp-tp-4")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -14,28 +14,10 @@ from siamesenorm.train.parallel import apply_parallelism
 from siamesenorm.train.weights import gather_weights
 
 from .tiny import TinyRun, tiny_model
-from .worlds import run_world
+from .worlds import Layout, run_world
 
 STEPS = 2
 EXACT = 1e-9
-
-
-class Layout(NamedTuple):
-    """How processes share the work."""
-
-    mode: str
-    group: int | None = None
-    ep: int = 1
-    pp: int = 1
-    schedule: str = "1f1b"
-    parts: int = 1
-    blocks: int = 2
-    processes: int = 4
-
-    def of(self, world: World) -> World:
-        """The same processes in this layout."""
-        places = (world.rank, world.size, world.local_rank, world.local_size)
-        return World(*places, None, self.mode, self.group, ep=self.ep, pp=self.pp)
 
 
 PIPELINES = {

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -35,6 +35,24 @@ PRELOADED = [
     "diffusers.schedulers.scheduling_dpmsolver_multistep",
     "pytest",
 ]
+
+
+class Layout(NamedTuple):
+    """How processes share the work; parts: micro-batches of a process."""
+
+    mode: str
+    group: int | None = None
+    ep: int = 1
+    pp: int = 1
+    schedule: str = "1f1b"
+    parts: int = 1
+    blocks: int = 2
+    processes: int = 4
+
+    def of(self, world: World) -> World:
+        """The same processes in this layout."""
+        places = (world.rank, world.size, world.local_rank, world.local_size)
+        return World(*places, None, self.mode, self.group, ep=self.ep, pp=self.pp)
 
 
 def run_world(

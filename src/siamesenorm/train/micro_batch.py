@@ -68,10 +68,12 @@ class MicroBatches:
         """
         equal = [size for size in range(self.share, 0, -1) if self.share % size == 0]
         taken = [size for size in equal if takes(config.parallel.schedule, world.pp, self.share // size)]
-        if room is None or not taken:
-            return taken[0] if taken else 1
-        needs = {size: sum(memory_need(config, task, world, size)) for size in taken}
-        return next((size for size in taken if needs[size] <= FILLED * room.size), min(taken, key=needs.__getitem__))
+        needs: dict[int, float] = {}
+        for size in taken:
+            needs[size] = 0.0 if room is None else sum(memory_need(config, task, world, size))
+            if room is None or needs[size] <= FILLED * room.size:
+                return size
+        return min(needs, key=needs.__getitem__, default=1)
 
     def split(self, batch: Batch) -> tuple[list[Batch], list[int]]:
         """A batch of this process in its parts, and how many samples of each count.
