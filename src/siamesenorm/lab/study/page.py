@@ -48,6 +48,12 @@ def page_of(study: Study, result: StudyResult, drawn: Sequence[str] = ()) -> str
     lines += [f"## {result.parts[0].part.name}", "", *main_table(plan, result.parts[0]), ""]
     alt = {DIFFERENCES: "Differences from the baseline with intervals", TRIED: "Best number by configurations tried"}
     lines += [f"![{alt[name]}]({name})\n" for name in drawn]
+    if any(arm.comparison is not None for arm in result.parts[0].arms):
+        lines += [
+            "Judged (bold, blue) by Holm's chances. The intervals hold for all arms at once and are somewhat wider "
+            "than that test: one may just reach zero where the verdict is clear.",
+            "",
+        ]
     lines += ["**What it cannot say.**", "", *(f"- {sentence}" for sentence in plan.cannot_say)]
     lines += [f"- {sentence}" for sentence in not_yet(result)]
     for part in result.parts[1:]:
@@ -108,7 +114,7 @@ def _method(study: Study, result: StudyResult) -> list[str]:
         "Nothing is judged before all its seeds are there.",
         f"- Machines: {', '.join(machines) or 'none yet'}. Times are processor seconds of a run a step, the median; "
         "other programs on the machine lengthen them, so that those of a few runs say little. Ratios are of runs on "
-        "the same machine with the same versions and threads.",
+        "the same machine with the same versions and threads; of several such settings, the geometric mean.",
         *(f"- Corpus `{name}`: {corpus.about}" for name, corpus in plan.corpora.items() if corpus.about),
         f"- All figures: [{RESULTS}]({RESULTS}); every run: [{LEDGER}]({LEDGER}); "
         f"plans so far: [{HISTORY}]({HISTORY}).",

@@ -81,8 +81,9 @@ def tried(plan: StudyPlan, result: StudyResult) -> Figure | None:
     for number, arm in enumerate(part.arms):
         if arm.best_of:
             style = {"color": f"C{number % 10}", "marker": MARKERS[number % len(MARKERS)], "markersize": 3.5}
+            style["linestyle"] = "-" if number < 10 else "--"  # colours come again
             axes.plot(range(1, len(arm.best_of) + 1), arm.best_of, label=arm.arm, linewidth=1.2, **style)  # type: ignore[arg-type]
     axes.set(xlabel="configurations tried", ylabel=f"expected best {plan.metric}")
     axes.set_title(part.part.name, loc="left", fontsize=9)
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    figure.legend(frameon=False, fontsize=8, loc="outside right upper")
     return figure
