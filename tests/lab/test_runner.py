@@ -154,17 +154,21 @@ if __name__ == "__main__":
 """The command, whose cells say at step 20 that they are there, and wait for a signal."""
 
 
-def start(out, *more: str, program: Sequence[str] = ("-m", "siamesenorm"), **options) -> subprocess.Popen:
+def arguments(out, *more: str) -> list[str]:
     fields = dict(item.split("=", 1) for item in (*TINY, *more))
     sets = [part for field, value in fields.items() for part in ("--set", f"{field}={value}")]
-    command = [sys.executable, *program, "compare", "--recipe", "lm-tiny", "--topologies", "pre,siamese"]
-    command += ["--lrs", "1e-2", "--seeds", "0", "--jobs", "2", "--out", str(out), *sets]
+    grid = ["--recipe", "lm-tiny", "--topologies", "pre,siamese", "--lrs", "1e-2", "--seeds", "0"]
+    return ["compare", *grid, "--jobs", "2", "--out", str(out), *sets]
+
+
+def start(out, *more: str, program: Sequence[str] = ("-m", "siamesenorm"), **options) -> subprocess.Popen:
+    command = [sys.executable, *program, *arguments(out, *more)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A session of its own, as a terminal starts it: Ctrl-C then reaches all of its processes.
     return subprocess.Popen(command, start_new_session=True, **pipes, **options)
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path, capsys):
     steps = ("train.steps=30", "evaluation.every=15")
     paused, program = tmp_path / "paused", tmp_path / "program.py"
     os.mkfifo(paused)
@@ -176,16 +180,14 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
         os.read(waiting, 1)
     os.close(waiting)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "the same command goes on from here" in err
     assert "Traceback" not in err
     states = [json.loads(p.read_text()) for p in (tmp_path / "stopped").glob("cells/*/status.json")]
     assert [(state["state"], state["step"]) for state in states] == [("interrupted", 20)] * 2
-    process = start(tmp_path / "stopped", *steps)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert "report.html" in out
+    assert main(arguments(tmp_path / "stopped", *steps)) == 0
+    assert "report.html" in capsys.readouterr().out
     # A run that was never stopped has the same losses.
     whole = prepare_grid(tiny_grid(*steps, topologies=("pre",)), tmp_path / "whole")
     assert run(whole, jobs=1)

@@ -25,14 +25,18 @@ SAME_GRAPH = {
     "hyper:rate=1,dynamic=false",
     "hyper:rate=4,dynamic=false",
     "hyper:rate=1,dynamic=true",
-    "hyper:rate=4,dynamic=true",
-    "mhc",
     "mhc:collapse=learned,eps=0",
     "mhc_lite:rate=3",
     "ihc:rate=3",
     "gr:rate=2,rank=3",
     "x0:normed_start=true",
     "attnres:blocks=2",
+    "siamese:x=span,y=layerscale:start=0.5",
+    "siamese:x=keel,y=peri",
+    "siamese:y=gr:rate=2",
+    "hyper:rate=2,dynamic=true",
+    "hybrid:input_norm=true",
+    "mhc:rate=2,sinkhorn_steps=3,eps=0",
 }
 TWO_BLOCKS = [["attention"], ["ffn"]]  # block 0 and a later one, attention and FFN, in the smallest graph
 COMPILED = [row for row in ROWS if row.text not in SAME_GRAPH]
