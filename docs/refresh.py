@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import re
+import statistics
 import sys
 import textwrap
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from siamesenorm.catalogue import TopologyFacts, catalogue
 
@@ -111,6 +113,38 @@ def served() -> str:
     return "\n".join(rows)
 
 
+def study() -> str:
+    """The language study, arm by arm, the best first: every part of it whose seeds are all there."""
+    results = json.loads((ROOT / "docs/evidence/language/results.json").read_text(encoding="utf-8"))
+    parts = [part for part in results["parts"] if part["done"] == part["of"]]
+    names = [part["part"]["name"] for part in parts]
+    rows = [
+        "| topology |" + "".join(f" {name} | minus `pre` |" for name in names) + " lost at 4 × its best rate | time |",
+        "|---|" + "---|---|" * len(parts) + "---|---|",
+    ]
+    for arm in sorted(parts[0]["arms"], key=_mean):
+        found = [next(one for one in part["arms"] if one["arm"] == arm["arm"]) for part in parts]
+        stress = next(stressed for stressed in arm["stress"] if stressed["factor"] == 4)
+        cells = [cell for one in found for cell in (f"{_mean(one):.3f}", _difference(one["comparison"]))]
+        cells += [f"{stress['lost']} of {stress['runs']}", f"{found[-1]['step_ratio']:.2f}×"]
+        rows.append(f"| `{arm['topology']}` | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _mean(arm: dict[str, Any]) -> float:
+    """Of the fresh seeds."""
+    return statistics.mean(arm["place"]["scores"].values())
+
+
+def _difference(comparison: dict[str, Any] | None) -> str:
+    """From the baseline with its interval; bold where it is told apart by Holm's test."""
+    if comparison is None:
+        return "baseline"
+    found = comparison["difference"]
+    text = f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
+    return f"**{text}**" if comparison["corrected_p"] < 1 - comparison["confidence"] else text
+
+
 SERVED = {
     "native": "plugin",
     "transformers": "Transformers backend",
@@ -130,6 +164,7 @@ def _answered(result: dict[str, object] | None) -> str:
 
 
 PARTS = {
+    "README.md": {"study": study},
     "docs/concepts.md": {"signal": signal},
     "docs/costs.md": {name: partial(make, "../") for name, make in tables.PARTS.items()},
     "docs/plan.md": {"plan": partial(tables.plan, "../")},

@@ -198,6 +198,21 @@ def test_times_are_compared_on_one_machine_with_the_same_versions_and_threads():
         assert mixed == (pytest.approx(1), "1.00×")
 
 
+def test_times_are_those_of_the_last_version_that_both_ran_with():
+    """A faster kernel shows at once; what was measured before it is not mixed in."""
+    file = plan_file()
+    newer = {"versions": {"torch": "2"}, "when": "2026-12-01T00:00:00+00:00"}
+
+    def changed(record):
+        later = newer if record.stage == "fresh" else {}
+        return record.model_copy(
+            update={"processor_seconds": 9.0 if record.arm == "siamese" and not later else 6.0, **later}
+        )
+
+    (part,) = analyse_study(file, {key: changed(r) for key, r in fill(file, lambda cell: 2.0).items()}).parts
+    assert part.arm("siamese").step_ratio == pytest.approx(1)
+
+
 def test_spikes_are_counted_behind_the_first_hundred_steps():
     losses = [6 - step / 25 if step < 100 else 2.0 for step in range(300)]
     assert spikes_of(losses) == 0

@@ -62,7 +62,7 @@ class ArmResult:
     stress: tuple[Stressed, ...] = ()
     parameters: int = 0
     step_costs: dict[str, float] = field(default_factory=dict)
-    """Processor seconds per step, median, by machine, versions and threads."""
+    """Processor seconds per step, median, by machine, versions and threads; what ran last comes last."""
     step_ratio: float | None = None
     """Against the baseline's on the same machine with the same versions and threads; None where they share none."""
     memory: float | None = None
@@ -148,9 +148,9 @@ def analyse_part(file: PlanFile, part: StudyPart, records: Mapping[str, Record])
 
 
 def step_ratio(costs: Mapping[str, float], base: Mapping[str, float]) -> float | None:
-    """An arm's time a step in the baseline's: the geometric mean over the machines that both ran on."""
+    """An arm's time a step in the baseline's, of the last machine, versions and threads that both ran with."""
     ratios = [cost / base[machine] for machine, cost in costs.items() if base.get(machine)]
-    return statistics.geometric_mean(ratios) if ratios else None
+    return ratios[-1] if ratios else None
 
 
 def worst_of(records: Iterable[Record], metric: str) -> float | None:
@@ -177,9 +177,9 @@ def _arm(
     wanted = () if plan.sensitivity is None else plan.sensitivity.rates
     tried = [at[rate] for rate in wanted if rate in at]
     costs: dict[str, list[float]] = {}
-    for record in every:
-        if record.step_cost is not None:
-            costs.setdefault(record.timed_on, []).append(record.step_cost)
+    for record in sorted(every, key=lambda record: record.when):
+        if record.step_cost is not None:  # what ran last comes last
+            costs[record.timed_on] = [*costs.pop(record.timed_on, []), record.step_cost]
     return ArmResult(
         arm=arm,
         topology=plan.arms[arm],

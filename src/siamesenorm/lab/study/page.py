@@ -114,7 +114,7 @@ def _method(study: Study, result: StudyResult) -> list[str]:
         "Nothing is judged before all its seeds are there.",
         f"- Machines: {', '.join(machines) or 'none yet'}. Times are processor seconds of a run a step, the median; "
         "other programs on the machine lengthen them, so that those of a few runs say little. Ratios are of runs on "
-        "the same machine with the same versions and threads; of several such settings, the geometric mean.",
+        "the same machine with the same versions and threads; of several such settings, the last.",
         *(f"- Corpus `{name}`: {corpus.about}" for name, corpus in plan.corpora.items() if corpus.about),
         f"- All figures: [{RESULTS}]({RESULTS}); every run: [{LEDGER}]({LEDGER}); "
         f"plans so far: [{HISTORY}]({HISTORY}).",
