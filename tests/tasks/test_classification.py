@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.tasks import find_task
+from siamesenorm.tasks.base import Ranks
 from siamesenorm.tasks.classification_config import ClassificationLossConfig
 from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import distillation_loss, open_teacher
@@ -203,17 +204,17 @@ def test_a_run_leaves_its_classes_and_confusion_beside_its_weights(teacher_run):
 def test_evaluation_over_two_ranks_gives_what_one_gives(teacher_run):
     trained = open_trained(teacher_run)
     opened = find_task("classification").for_evaluation(trained.config)
-    alone = opened.evaluate(trained.model, rank=0, world_size=1, average=lambda values: values, final=True)
+    alone = opened.evaluate(trained.model, Ranks(final=True))
     counts, sums, matrices = opened.confusion.counts, [], []
     kept = {"average": lambda v: sums.append(v) or v, "gather": lambda v: matrices.append(v) or [v]}
     for rank in range(2):
-        opened.evaluate(trained.model, rank=rank, world_size=2, final=True, **kept)
+        opened.evaluate(trained.model, Ranks(rank=rank, world_size=2, final=True, **kept))
 
     def average(values):
         return {name: sum(part[name] for part in sums) / 2 for name in values}
 
     whole = {"average": average, "gather": lambda value: matrices}
-    together = opened.evaluate(trained.model, rank=0, world_size=2, final=True, **whole)
+    together = opened.evaluate(trained.model, Ranks(rank=0, world_size=2, final=True, **whole))
     assert together == pytest.approx(alone)
     assert (opened.confusion.counts == counts).all()
 
@@ -231,7 +232,7 @@ def test_accuracy_and_top_five_are_counted_right():
             scores = -torch.arange(10.0).repeat(len(image), 1)  # class 0 first, then 1, 2, …
             return scores + self.anything
 
-    found = opened.evaluate(Model(), rank=0, world_size=1, average=lambda values: values, final=False)
+    found = opened.evaluate(Model())
     assert found["accuracy"] == pytest.approx((labels == 0).double().mean().item())
     assert found["top5"] == pytest.approx((labels < 5).double().mean().item())
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.checkpoint.store import CheckpointStore
 from siamesenorm.train.distributed import World
-from siamesenorm.train.layout import plain_name, row_orders, usual_rows, whole
 from siamesenorm.train.parallel import apply_parallelism
+from siamesenorm.train.tensor_layout import plain_name, row_orders, usual_rows, whole
 from siamesenorm.train.weights import gather_weights
 
 from .tiny import TinyRun, tiny_model

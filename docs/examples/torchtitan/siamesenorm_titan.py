@@ -34,7 +34,7 @@ from siamesenorm.tasks.corpora import open_corpus
 from siamesenorm.tasks.language_config import TextDataConfig
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.distributed import Meshes
-from siamesenorm.train.parallel import Spreading, clip
+from siamesenorm.train.parallel.parallelize import Spreading, clip
 
 SEED = 0
 

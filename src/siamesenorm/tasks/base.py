@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
@@ -17,7 +16,6 @@ from siamesenorm.tasks.metrics import Metric, Metrics
 from siamesenorm.tasks.sharing import Gather, Sharing, is_divided
 
 Average = Callable[[dict[str, float]], dict[str, float]]
-"""Means of numbers over the processes."""
 INIT = ("init", "first_loss")
 """Starts of the names of fields that decide first weights."""
 LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20}
@@ -47,16 +45,21 @@ class Section(PlainModel):
 class Ranks(NamedTuple):
     """Who evaluates: this rank of so many, and how they put their numbers together."""
 
-    rank: int
-    world_size: int
-    average: Average
-    final: bool
+    rank: int = 0
+    world_size: int = 1
+    average: Average = dict
+    """Means of numbers over the ranks."""
+    final: bool = False
     """Whether it is after the last step."""
     gather: Gather | None = None
+    """How ranks tell each other of what is no number to average; without it, each does such work by itself."""
 
     def sharing(self, model: nn.Module) -> Sharing:
         """Work that is shared request by request; alone, where ranks cannot tell each other of it."""
         return Sharing() if self.gather is None else Sharing(self.rank, self.world_size, self.gather, is_divided(model))
+
+
+ALONE = Ranks()
 
 
 class Loss(NamedTuple):
@@ -147,27 +150,9 @@ class Task(ABC):
         """
         return None
 
-    @torch.no_grad()
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        rank: int,
-        world_size: int,
-        average: Average,
-        final: bool,
-        gather: Gather | None = None,
-    ) -> dict[str, float]:
-        """Metrics on held-out data; every rank calls it and gets the same.
-
-        final: after the last step. gather: how ranks tell each other of what is no number to average; without it,
-        each of them does what cannot be shared otherwise by itself.
-        """
-        return self.measure(model, Ranks(rank, world_size, average, final, gather))
-
     @abstractmethod
-    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
-        """What `evaluate` gives, by this rank and the others among which the held-out data are divided."""
+    def evaluate(self, model: nn.Module, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Metrics on held-out data, which ranks divide among themselves; every rank calls it and gets the same."""
 
     @classmethod
     def metric(cls, name: str) -> Metric | None:

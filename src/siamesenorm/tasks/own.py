@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from siamesenorm.errors import DataError
-from siamesenorm.tasks.base import Batch, Loss, Ranks, Section, Task
+from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Section, Task
 from siamesenorm.tasks.corpora import open_corpus, open_held_out
 from siamesenorm.tasks.language_config import TextDataConfig
 from siamesenorm.tasks.metrics import Metric, Metrics
@@ -166,7 +166,8 @@ class OwnTask(Task):
         others = {str(name): torch.as_tensor(value).detach().to(total).reshape(()) for name, value in more.items()}
         return Loss(total, {"loss": total.detach(), **others})
 
-    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, ranks: Ranks = ALONE) -> dict[str, float]:
         """Means over the held-out batches, each by its rows."""
         device = next(model.parameters()).device
         sums: dict[str, float] = {}

@@ -17,10 +17,10 @@ from siamesenorm.data.atomic import sync_folder, whole_file, write_json
 from siamesenorm.data.removal import scratch_folder
 from siamesenorm.data.replacement import rename_free
 from siamesenorm.errors import ConfigError
-from siamesenorm.train.checkpoint_folder import RUN, CheckpointFolder
+from siamesenorm.train.checkpoint.folder import RUN, CheckpointFolder
+from siamesenorm.train.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, check
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.folder import CHECKPOINTS, CONFIG, METRICS, RunFolder, read_lines
-from siamesenorm.train.manifest import MANIFEST, CheckpointError, Manifest, check
 from siamesenorm.train.recipes import parse_config
 from siamesenorm.train.schedule import decay_steps
 from siamesenorm.train.yaml import write_yaml

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from siamesenorm.errors import ConfigError
-from siamesenorm.train.agent import watch_agent
-from siamesenorm.train.rendezvous import ProcessPlace, meet, of_process, refuse
+from siamesenorm.train.torchrun import ProcessPlace, meet, of_process, refuse, watch_agent
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from siamesenorm.tasks.base import Ranks
     from siamesenorm.train.config import ParallelConfig
 
 Value = TypeVar("Value")
@@ -198,6 +198,12 @@ class World:
         """One small value of every part of a batch, in order; processes that compute the same part have the same."""
         found = dict(reversed(self.gather((self.data_rank, value))))
         return [found[rank] for rank in range(self.data_size)]
+
+    def ranks(self, final: bool) -> Ranks:
+        """These processes as evaluation sees them; final: after the last step."""
+        from siamesenorm.tasks.base import Ranks
+
+        return Ranks(self.data_rank, self.data_size, self.mean, final, self.gather_data)
 
     def from_main(self, value: Value, group: dist.ProcessGroup | None = None) -> Value:
         """The main process's value, to all."""

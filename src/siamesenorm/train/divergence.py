@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from siamesenorm.train.config import DivergenceConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.layout import plain_name
+from siamesenorm.train.tensor_layout import plain_name
 
 Kind = Literal["non_finite", "spike", "plateau"]
 Action = Literal["go_on", "skip", "rollback", "stop"]

@@ -22,22 +22,25 @@ from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
 from siamesenorm.tasks.base import Batch, Loss
 from siamesenorm.train.activations import checkpoint_activations
+from siamesenorm.train.checkpoint.manifest import ManifestEntry
+from siamesenorm.train.checkpoint.state import AVERAGED
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import largest_gradient
 from siamesenorm.train.ema import WeightAverage
-from siamesenorm.train.expert_parallel import idle_part
-from siamesenorm.train.layout import plain_name
-from siamesenorm.train.manifest import Entry
+from siamesenorm.train.init_from import Starting
 from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.optimizer import build_optimizer, set_lr
-from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
+from siamesenorm.train.parallel import apply_parallelism, clip_gradients
+from siamesenorm.train.parallel.experts import idle_part
+from siamesenorm.train.parallel.gradients import gradient_sync
+from siamesenorm.train.parallel.parallelize import compile_pays
+from siamesenorm.train.parallel.pipeline import Pipeline, check_pipeline
+from siamesenorm.train.parallel.sequence import divides_tokens
 from siamesenorm.train.parameters import choose_parameters, has_lora, start_factors
-from siamesenorm.train.pipeline import Pipeline, check_pipeline
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import lr_factor
-from siamesenorm.train.sequence_parallel import divides_tokens
-from siamesenorm.train.starting import Starting
+from siamesenorm.train.tensor_layout import plain_name
 from siamesenorm.train.weights import export_weights
 
 MIXER = 0x9E3779B97F4A7C15
@@ -256,18 +259,10 @@ class Engine:
 
     def evaluate(self, final: bool = False) -> dict[str, float]:
         """The task's metrics on held-out data, which processes share."""
-        world = self.world
         # What DDP wraps, by itself: its own forward would talk to processes that have other work to do.
         model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         with self._evaluating():
-            return self.task.evaluate(
-                model,
-                rank=world.data_rank,
-                world_size=world.data_size,
-                average=world.mean,
-                final=final,
-                gather=world.gather_data,
-            )
+            return self.task.evaluate(model, self.world.ranks(final))
 
     def state(self, progress: dict[str, Any]) -> dict[str, Any]:
         """Everything a checkpoint holds; reading it back changes this engine in place."""
@@ -275,7 +270,7 @@ class Engine:
         return {
             "model": self.model,
             "optimizer": self.optimizer,
-            "tensors": self._averaged("ema."),
+            "tensors": self._averaged(AVERAGED),
             "progress": progress,
         }
 
@@ -291,7 +286,7 @@ class Engine:
             return {}
         return {prefix + plain_name(name): tensor for name, tensor in self.average.average.items()}
 
-    def export(self, file: Path) -> Entry | None:
+    def export(self, file: Path) -> ManifestEntry | None:
         """Weights, averaged ones if there are any, as one safetensors file; the main process gets its checksum."""
         return export_weights(self.model, file, self._averaged() or None, is_main=self.world.is_main)
 

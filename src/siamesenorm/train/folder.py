@@ -33,7 +33,7 @@ from siamesenorm.data.reading import parse_json, read_model
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_tree
 from siamesenorm.data.replacement import Replacement
 from siamesenorm.errors import ConfigError, DataError, shown
-from siamesenorm.train import checkpoint_folder
+from siamesenorm.train.checkpoint import folder as checkpoint_folder
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.recipes import load_recipe, parse_config
 from siamesenorm.train.resuming import refused_change

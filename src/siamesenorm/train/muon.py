@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from siamesenorm.train.layout import local, own_part, usual_rows, whole
+from siamesenorm.train.tensor_layout import local, own_part, usual_rows, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic polynomial; torch's."""

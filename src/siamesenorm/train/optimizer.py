@@ -20,9 +20,9 @@ from torch import nn
 from siamesenorm.errors import ConfigError
 from siamesenorm.models.parametrization import Factors, parameter_factors
 from siamesenorm.train.config import OptimizerConfig
-from siamesenorm.train.layout import plain_name, row_orders, unwrap
 from siamesenorm.train.muon import Fused, Muon
 from siamesenorm.train.parallel import uniform_groups
+from siamesenorm.train.tensor_layout import plain_name, row_orders, unwrap
 
 LR_FACTORS = "lr_factors"
 """Attribute of an optimiser, in the order of its groups: beside these, which checkpoints hold."""

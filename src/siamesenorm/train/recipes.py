@@ -26,7 +26,6 @@ from siamesenorm.tasks.base import HOW
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.fields import explain
 from siamesenorm.train.overrides import apply_overrides
-from siamesenorm.train.source_model import source_model
 from siamesenorm.train.yaml import LARGEST, read_yaml
 
 Recipe = str | Path | Mapping[str, Any]
@@ -57,6 +56,8 @@ def resolve(recipe: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> R
     named = apply_overrides(merged, overrides, kind)
     steps = merged.get("train")
     if isinstance(steps, dict) and steps.get("init_model") is True and not is_run(recipe):
+        from siamesenorm.train.init_from import source_model  # which reads runs, whose configurations are read here
+
         merged = {**values, "model": source_model(steps.get("init_from"), str(merged["task"]))}
         apply_overrides(merged, overrides, kind)
     if OF_THE_RECIPE & named and "about" not in named:

@@ -76,7 +76,7 @@ class LanguageModel(Stack[LMConfig]):
             )
         )
         self.head = None if c.tied else Linear(c.dim, c.vocab_size, bias=False)
-        # Where processes divide the vocabulary, others stand here (train/vocabulary_parallel.py).
+        # Where processes divide the vocabulary, others stand here (train/parallel/vocabulary.py).
         self.project: Callable[[Tensor, Tensor], Tensor] = linear
         self.cross_entropy: Callable[..., Tensor] = linear_cross_entropy
 

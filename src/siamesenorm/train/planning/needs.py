@@ -15,8 +15,9 @@ import torch
 
 from siamesenorm.models.stack import Stack
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.expert_parallel import experts_of, stacked
 from siamesenorm.train.optimizer import parameter_groups
+from siamesenorm.train.parallel.experts import experts_of, stacked
+from siamesenorm.train.parallel.sequence import divides_tokens
 from siamesenorm.train.planning.layouts import Layout, of_process
 from siamesenorm.train.planning.profile import Question, StageMemory, grown, whole_model
 from siamesenorm.train.planning.stages import (
@@ -29,7 +30,6 @@ from siamesenorm.train.planning.stages import (
     passes,
     places_of_group,
 )
-from siamesenorm.train.sequence_parallel import divides_tokens
 
 FLOAT = 4
 MUON_COPIES = 5

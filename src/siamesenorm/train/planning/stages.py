@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from siamesenorm.train.boundaries import Boundaries
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.pipeline import INTERLEAVED, divided
+from siamesenorm.train.parallel.boundaries import Boundaries
+from siamesenorm.train.parallel.pipeline import INTERLEAVED, divided
+from siamesenorm.train.parallel.sequence import divides_tokens
 from siamesenorm.train.planning.layouts import Layout
 from siamesenorm.train.planning.profile import Profile, Question, whole_model
-from siamesenorm.train.sequence_parallel import divides_tokens
 
 AtDepth = Callable[[int], Profile]
 """The profile of one micro-batch of a stack of so many blocks, 0 being what surrounds them."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from siamesenorm.train.config import RunConfig
+from siamesenorm.train.parallel.sequence import divides_tokens
 from siamesenorm.train.planning.hardware import GPU, Assumptions
 from siamesenorm.train.planning.layouts import Layout, has_vocabulary_divided
 from siamesenorm.train.planning.needs import FLOAT, Parts, of_places, own_parts, tensor_sums
@@ -19,7 +20,6 @@ from siamesenorm.train.planning.stages import (
     passes,
     places_of_group,
 )
-from siamesenorm.train.sequence_parallel import divides_tokens
 
 UPDATE = {"adamw": 7, "muon": 6}
 """How often an optimiser's step reads or writes a number of the size of the weights."""

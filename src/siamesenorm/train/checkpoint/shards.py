@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.reading import read_object
-from siamesenorm.train.manifest import CheckpointError
+from siamesenorm.train.checkpoint.manifest import CheckpointError
 
 INDEX = "index.json"
 

@@ -19,8 +19,8 @@ from siamesenorm.data.reading import read_object
 from siamesenorm.data.removal import check_removable, hidden_names, remove_tree
 from siamesenorm.data.replacement import rename_free
 from siamesenorm.errors import DataError
-from siamesenorm.train.manifest import MANIFEST, CheckpointError, Damage, Entry, Manifest, record
-from siamesenorm.train.sharded_files import INDEX
+from siamesenorm.train.checkpoint.manifest import MANIFEST, CheckpointError, Damage, Manifest, ManifestEntry, record
+from siamesenorm.train.checkpoint.shards import INDEX
 
 PROGRESS = "progress.json"
 RUN = "run.json"
@@ -73,7 +73,7 @@ class CheckpointFolder:
         step: int,
         sequence: int,
         world: int,
-        shards: dict[str, Entry],
+        shards: dict[str, ManifestEntry],
         progress: str,
         permanent: bool = False,
     ) -> tuple[Path, int]:
@@ -84,7 +84,9 @@ class CheckpointFolder:
         run = self.run()
         if run is None:
             raise CheckpointError(f"{self.path / RUN} is gone or damaged")
-        Manifest(run, step, sequence, world, files, permanent).write(partial)
+        Manifest(version=1, run=run, step=step, sequence=sequence, world=world, files=files, permanent=permanent).write(
+            partial
+        )
         sync_folder(partial)
         place, again = self.path / f"step-{step:08d}", 2
         while place.exists():  # this step was saved before: damaged, or left by a return to an earlier step

@@ -23,11 +23,11 @@ from torch.utils import _pytree as pytree
 from siamesenorm.errors import ConfigError
 from siamesenorm.layers.moe import RouterStats
 from siamesenorm.models.lm import LanguageModel, LMOutput
-from siamesenorm.train.boundaries import Boundaries, used_by_open
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.layout import STAGES
-from siamesenorm.train.sequence_parallel import TokenPlacement
+from siamesenorm.train.parallel.boundaries import Boundaries, used_by_open
+from siamesenorm.train.parallel.sequence import TokenPlacement
+from siamesenorm.train.tensor_layout import STAGES
 
 INTERLEAVED = "interleaved_1f1b"
 SINGLE: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from siamesenorm.models.stack import current_name
-from siamesenorm.train.layout import plain_name, restore, row_orders, stored, template
-from siamesenorm.train.manifest import CheckpointError
-from siamesenorm.train.pipeline import Pipeline
+from siamesenorm.train.checkpoint.manifest import CheckpointError
+from siamesenorm.train.parallel.pipeline import Pipeline
+from siamesenorm.train.tensor_layout import plain_name, restore, row_orders, stored, template
 
 State = Mapping[str, Any]
 AVERAGED = "ema."

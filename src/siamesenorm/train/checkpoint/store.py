@@ -32,11 +32,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_object
-from siamesenorm.train.checkpoint_folder import PROGRESS, CheckpointFolder
+from siamesenorm.train.checkpoint.folder import PROGRESS, CheckpointFolder
+from siamesenorm.train.checkpoint.manifest import CheckpointError, Manifest, ManifestEntry, check, record
+from siamesenorm.train.checkpoint.shards import ShardReader, ShardWriter, read_sizes
+from siamesenorm.train.checkpoint.state import Restoring, Staged, State, flatten
 from siamesenorm.train.distributed import World
-from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
-from siamesenorm.train.sharded_files import ShardReader, ShardWriter, read_sizes
-from siamesenorm.train.training_state import Restoring, Staged, State, flatten
 
 log = logging.getLogger("siamesenorm")
 
@@ -165,14 +165,14 @@ class CheckpointStore:
             tensors, storage_writer=ShardWriter(partial), planner=planner, process_group=self._channel, no_dist=alone
         )
 
-    def _record_shards(self, partial: Path) -> tuple[dict[str, Entry], str | None]:
+    def _record_shards(self, partial: Path) -> tuple[dict[str, ManifestEntry], str | None]:
         """Sizes and SHA-256 of all shards, each read by the process that wrote it."""
-        mine: dict[str, Entry] | str
+        mine: dict[str, ManifestEntry] | str
         try:
             mine = record(partial, (name for name in names_in(partial) if name.startswith(f"__{self.world.rank}_")))
         except OSError as error:
             mine = _reason(error)
-        files: dict[str, Entry] = {}
+        files: dict[str, ManifestEntry] = {}
         for part in self.world.gather(mine, self._channel):
             if isinstance(part, str):
                 return {}, part
