@@ -6,14 +6,14 @@ from setuptools import Extension, setup
 # The last four flags let sums run over vector lanes; NaN and infinity keep their meaning.
 FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"]
 
-SOURCES = ("residual/kernels/rows", "layers/kernels/sublayers", "layers/kernels/experts")
+SOURCES = ("residual/kernels/rows", "residual/kernels/sinkhorn", "layers/kernels/sublayers", "layers/kernels/experts")
 
 setup(
     ext_modules=[
         Extension(
             "siamesenorm.residual.kernels._kernels",
             [f"src/siamesenorm/{name}.c" for name in SOURCES],
-            depends=["src/siamesenorm/residual/kernels/rows.h", "src/siamesenorm/layers/kernels/exponential.h"],
+            depends=[f"src/siamesenorm/residual/kernels/{name}.h" for name in ("rows", "exponential")],
             libraries=["m"],
             optional=True,
             extra_compile_args=FLAGS,

@@ -29,7 +29,7 @@ from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import rotary_cos_sin
 from siamesenorm.models.lm import LanguageModel, LMConfig, MoEConfig, generate
 from siamesenorm.residual import Residual, siamese
-from siamesenorm.residual.kernels import native, rms_norm
+from siamesenorm.residual.kernels import native, rms_norm, sinkhorn
 
 
 def _nothing(*_: Any) -> None:
@@ -41,6 +41,7 @@ NEVER = SimpleNamespace(takes=lambda *_: False)
 WITHOUT: dict[str, Without] = {
     "rms_norm": lambda: mock.patch.object(rms_norm, "devices", NEVER),
     "siamese_step": lambda: mock.patch.object(siamese, "takes", NEVER.takes),
+    "sinkhorn": lambda: mock.patch.object(sinkhorn, "native", NEVER),
     "rotary": lambda: mock.patch.object(rotary, "native", NEVER),
     "swiglu": lambda: mock.patch.object(swiglu, "native", NEVER),
     "few_rows_linear": lambda: mock.patch.object(decode, "linear", _nothing),
@@ -49,7 +50,10 @@ WITHOUT: dict[str, Without] = {
     "all": native.disabled,
 }
 """Ways to run without one kernel, or without all of them."""
-IN_TRAINING = ("rms_norm", "siamese_step", "rotary", "swiglu")
+IN_TRAINING = {
+    topology: ("rms_norm", *own, "rotary", "swiglu")
+    for topology, own in {"pre": (), "siamese": ("siamese_step",), "mhc": ("sinkhorn",)}.items()
+}
 IN_DECODING = ("few_rows_linear", "next_token_attention")
 PROMPT, TOKENS = 32, 64
 
@@ -110,6 +114,7 @@ def operations(shape: Shape, times: int) -> dict[str, Turn]:
         "siamese_step": forward_backward(
             lambda x, y, o: _flat(between((x, y), o, None)), *(torch.randn_like(stream) for _ in range(3)), times=times
         ),
+        "sinkhorn": forward_backward(lambda x: sinkhorn.sinkhorn(x, 20, 1e-6), torch.randn(*rows, 16), times=times),
         "rotary": forward_backward(lambda x: rotary.rotary(x, 2 * shape.heads, *turn), heads, times=times),
         "swiglu": forward_backward(swiglu.swiglu, torch.randn(*rows, 2 * shape.hidden), times=times),
         "few_rows_linear": _undifferentiated(lambda: linear(stream[:1, :1], weight), 20 * times),
@@ -166,11 +171,12 @@ def main() -> int:
             return {"kernel": within(contextlib.nullcontext, turn), "plain": within(native.disabled, turn)}
 
         results.race(f"operation {kernel}", sides)
-    for topology in ("pre", "siamese"):
-        results.race(
-            f"training step {topology}",
-            lambda topology=topology: left_out(line_up([topology], shape, ["eager"])[f"{topology}@eager"], IN_TRAINING),  # type: ignore[misc]
-        )
+    for topology, kernels in IN_TRAINING.items():
+
+        def steps() -> dict[str, Turn]:
+            return left_out(line_up([topology], shape, ["eager"])[f"{topology}@eager"], kernels)  # noqa: B023
+
+        results.race(f"training step {topology}", steps)
     results.race("decoding pre", lambda: left_out(answers(shape, False, tokens), IN_DECODING))
     results.race(
         "decoding pre with experts",

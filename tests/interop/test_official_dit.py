@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from closeness import assert_same_but_for_rounding
+from closeness import ROUNDING, assert_same_but_for_rounding, largest
 from siamesenorm.interop.official import OfficialError, load_dit
 from siamesenorm.layers.patch import grid_positions
 
@@ -14,8 +14,20 @@ def test_siamese_outputs_and_gradients_are_the_official_ones():
     config, state, recorded = read("dit_siamese")
     model = load_dit(state, config).eval()
     assert model.config.topology == "siamese"
-    out = model(recorded["input.x"], recorded["input.t"], recorded["input.y"])
-    assert_outputs_and_gradients(model, [out], recorded)
+    x, t, y = (recorded[f"input.{name}"] for name in "xty")
+    tolerance = ROUNDING + what_one_rounding_of_angles_moves(model, x, t, y)
+    assert tolerance < 1e-4
+    assert_outputs_and_gradients(model, [model(x, t, y)], recorded, tolerance)
+
+
+def what_one_rounding_of_angles_moves(model, x, t, y):
+    """In units of the largest output. Angles of some hundred radians are rounded to 1e-7 of their size, and no two
+    kinds of CPU round the exponentials in them alike."""
+    with torch.no_grad():
+        exact = model.double()(x.double(), t.double(), y)
+        moved = [largest(model(x.double(), t * (1 + sign * 2**-23), y) - exact) for sign in (-1.0, 1.0)]
+    model.float()
+    return max(moved) / largest(exact)
 
 
 def test_back_to_official_is_the_same_file():

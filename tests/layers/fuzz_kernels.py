@@ -16,7 +16,7 @@ from layers.operators import broken, call, examples
 from siamesenorm.layers.kernels import decode, rotary, swiglu
 from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import rotary_cos_sin
-from siamesenorm.residual.kernels import native, rms_norm, siamese_step
+from siamesenorm.residual.kernels import native, rms_norm, siamese_step, sinkhorn
 from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS
 
 ROUNDS = 60
@@ -66,6 +66,12 @@ def step():
     streams = [numbers(*rows, width).requires_grad_() for _ in range(3)]
     backward(siamese_step.siamese_step(*streams, 0.7, parameters, kinds, [1e-5] * 3))
     backward(siamese_step.siamese_step(*streams[:2], None, 0.7, parameters, kinds, [1e-5] * 3)[2])
+
+
+def matrices():
+    rows, n, rounds = batch(), draw(1, 9), draw(1, 25)
+    backward(torch.ops.siamesenorm.sinkhorn(numbers(*rows, n * n).requires_grad_(), rounds, chance.choice([0.0, 1e-6])))
+    sinkhorn.sinkhorn(numbers(draw(15, 33), n * n), rounds, 1e-6)
 
 
 def units():
@@ -142,7 +148,7 @@ def main():
     assert ends(overrun), "the sanitizer does not see an overrun"
     torch.set_num_threads(2)
     for _ in range(ROUNDS):
-        for part in (norm, step, units, turns):
+        for part in (norm, step, matrices, units, turns):
             part()
         with torch.no_grad():
             for part in (products, experts, attention):

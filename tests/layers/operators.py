@@ -6,7 +6,7 @@ from torch import Tensor
 from siamesenorm.layers import grouped  # defines operators, as the next line does
 from siamesenorm.layers.kernels import decode, rotary, swiglu  # noqa: F401
 from siamesenorm.layers.rotary import rotary_cos_sin
-from siamesenorm.residual.kernels import siamese_step  # noqa: F401
+from siamesenorm.residual.kernels import siamese_step, sinkhorn  # noqa: F401
 from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS
 
 OPERATORS = torch.ops.siamesenorm
@@ -57,6 +57,8 @@ def examples(rows=3, make=draw):
         yield "siamese_step_backward", (*(make(rows, 2, width) for _ in range(3)), *saved, 0.5, *parameters, kinds)
         yield "siamese_step", (*(make(rows, 2, width) for _ in range(2)), None, 0.5, *parameters, kinds, [1e-5] * 3)
         yield "siamese_step_backward", (None, None, make(rows, 2, width), *saved, 0.5, *parameters, kinds)
+    yield "sinkhorn", (make(rows, 2, 9), 3, 1e-6)
+    yield "sinkhorn_backward", (make(rows, 2, 9), make(rows, 2, 9), 3, 1e-6)
     yield "swiglu", (make(rows, 2, 8),)
     yield "swiglu_backward", (make(rows, 2, 4), make(rows, 2, 8))
     for positions in (torch.arange(2), torch.arange(2 * rows).view(rows, 2)):
@@ -87,7 +89,7 @@ def broken(arguments):
                 yield k, [*arguments[:k], wrong, *arguments[k + 1 :]]
 
 
-DIFFERENTIABLE = {"rms_norm", "siamese_step", "swiglu", "rotary", "grouped_linear"}
+DIFFERENTIABLE = {"rms_norm", "siamese_step", "sinkhorn", "swiglu", "rotary", "grouped_linear"}
 
 
 def call(name, arguments):

@@ -1,4 +1,4 @@
-"""The operators of norms and of the siamese step agree with their plain forms, and step aside where these must run."""
+"""The compiled operators of topologies agree with their plain forms, and step aside where these must run."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from siamesenorm.residual import LayerNorm, RMSNorm
-from siamesenorm.residual.kernels import native, siamese_step
+from siamesenorm.residual.kernels import native, siamese_step, sinkhorn
 from siamesenorm.residual.kernels.eager import runs_eager
 from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS
 
@@ -48,6 +48,52 @@ def test_norms(shape, norm, strided):
     module = NORMS[norm](dim)
     randomise(module)
     assert_kernels_agree(lambda x, *_: module(x), [numbers(batch, dim, strided), *module.parameters()])
+
+
+@built
+@settings(max_examples=60)
+@given(
+    batch=st.lists(st.integers(0, 20), max_size=2),
+    n=st.integers(2, 8),
+    rounds=st.integers(1, 25),
+    eps=st.sampled_from([0.0, 1e-6, 0.1]),
+    strided=st.booleans(),
+)
+def test_doubly_stochastic_matrices(batch, n, rounds, eps, strided):
+    """Against the plain form in float64: the kernel is at most as wrong as float32 is."""
+    torch.manual_seed(0)
+    logits = numbers(batch, n * n, strided)
+    got = with_gradients(lambda x: torch.ops.siamesenorm.sinkhorn(x, rounds, eps), [logits])
+    exact = logits.detach().double().requires_grad_()
+    expected = with_gradients(lambda x: sinkhorn.plain(x, rounds, eps), [exact])
+    assert_close(got, expected, rtol=1e-4, atol=3e-6, check_dtype=False)
+
+
+@built
+def test_matrices_of_many_tokens_do_not_depend_on_threads_and_say_where_a_token_is_not_a_number():
+    logits = torch.randn(4097, 16)
+    logits[1000, 5] = torch.nan
+    made = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        made.append(torch.ops.siamesenorm.sinkhorn(logits, 20, 1e-6))
+    torch.set_num_threads(before)
+    assert torch.equal(made[0].nan_to_num(7), made[1].nan_to_num(7))
+    assert torch.equal(made[0].nan_to_num(7), made[2].nan_to_num(7))
+    assert made[0].isnan().any(-1).nonzero().flatten().tolist() == [1000]
+
+
+@built
+@pytest.mark.parametrize(("size", "rounds"), [(5, 3), (0, 3), (16, 0), (16, -1), (16, 1025), (4096, 5)])
+def test_matrices_that_are_none_or_too_many_rounds_are_refused(size, rounds):
+    with pytest.raises(RuntimeError, match=rf"sinkhorn: {size} logits and {rounds} rounds"):
+        torch.ops.siamesenorm.sinkhorn(torch.randn(2, size), rounds, 1e-6)
+
+
+def test_many_rounds_run_in_the_plain_form():
+    logits = torch.randn(2, 16)
+    assert_close(sinkhorn.sinkhorn(logits, 1025, 0.0).sum(-1), torch.ones(2, 4))
 
 
 @built

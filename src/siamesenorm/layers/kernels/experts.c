@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "../../residual/kernels/rows.h"
-#include "exponential.h"
+#include "../../residual/kernels/exponential.h"
 
 typedef struct {
     int64_t tokens, dim, hidden, experts, top_k;

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "../../residual/kernels/rows.h"
-#include "exponential.h"
+#include "../../residual/kernels/exponential.h"
 
 typedef struct {
     int64_t rows, hidden;

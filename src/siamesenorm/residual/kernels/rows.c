@@ -53,20 +53,20 @@ typedef struct {
 /* Rows of ones and zeros that stand for absent weights, gains and biases; they belong to one thread. */
 typedef struct {
     const float *ones, *zeros;
-} Blank;
+} Neutral;
 
-static Blank make_blank(float *room, int64_t dim) {
+static Neutral make_neutral(float *room, int64_t dim) {
     for (int64_t j = 0; j < dim; j++) room[j] = 1.0f, room[dim + j] = 0.0f;
-    return (Blank){room, room + dim};
+    return (Neutral){room, room + dim};
 }
 
-static inline Affine affine(const Norm *n, Blank blank) {
-    return (Affine){0.0f, 1.0f, n->weight ? n->weight : blank.ones, n->bias ? n->bias : blank.zeros};
+static inline Affine affine(const Norm *n, Neutral neutral) {
+    return (Affine){0.0f, 1.0f, n->weight ? n->weight : neutral.ones, n->bias ? n->bias : neutral.zeros};
 }
 
 /* The same with a row's statistics, as they were kept. */
-static inline Affine affine_of_row(const Norm *n, Blank blank, int64_t i) {
-    Affine a = affine(n, blank);
+static inline Affine affine_of_row(const Norm *n, Neutral neutral, int64_t i) {
+    Affine a = affine(n, neutral);
     if (n->present) {
         a.mean = n->centred ? n->mean[i] : 0.0f;
         a.rstd = n->rstd[i];
@@ -87,17 +87,17 @@ static inline float keep_statistics(const Norm *n, float mean, float square, int
 /* What a norm's backward takes off every element: shift + (value - mean) * slope. */
 typedef struct {
     float shift, slope;
-} Taken;
+} Correction;
 
-static inline Taken taken(const Norm *n, const Affine *a, float dot, float total, int64_t dim) {
-    if (!n->present) return (Taken){0.0f, 0.0f};
-    return (Taken){n->centred ? total / (float)dim : 0.0f, dot * a->rstd * a->rstd / (float)dim};
+static inline Correction correction(const Norm *n, const Affine *a, float dot, float total, int64_t dim) {
+    if (!n->present) return (Correction){0.0f, 0.0f};
+    return (Correction){n->centred ? total / (float)dim : 0.0f, dot * a->rstd * a->rstd / (float)dim};
 }
 
 FAST static void norm_forward_rows(const NormCall *c, int64_t from, int64_t to, float *room) {
     const int64_t dim = c->dim;
     const Norm *n = &c->norm;
-    Affine a = affine(n, make_blank(room, dim));
+    Affine a = affine(n, make_neutral(room, dim));
     for (int64_t i = from; i < to; i++) {
         const float *x = c->x + i * dim;
         float *out = c->out + i * dim;
@@ -115,16 +115,16 @@ FAST static void norm_forward_rows(const NormCall *c, int64_t from, int64_t to, 
     }
 }
 
-/* sums: weight and bias; after them room for a blank. */
+/* sums: weight and bias; after them room for a neutral. */
 FAST static void norm_backward_rows(const NormCall *c, int64_t from, int64_t to, float *sums) {
     const int64_t dim = c->dim;
     const Norm *n = &c->norm;
-    const Blank blank = make_blank(sums + 2 * dim, dim);
+    const Neutral neutral = make_neutral(sums + 2 * dim, dim);
     float *sum_weight = sums, *sum_bias = sums + dim;
     for (int64_t i = from; i < to; i++) {
         const float *grad = c->grad + i * dim, *x = c->x + i * dim;
         float *out = c->out + i * dim;
-        const Affine a = affine_of_row(n, blank, i);
+        const Affine a = affine_of_row(n, neutral, i);
         float dot = 0.0f, total = 0.0f;
 #pragma omp simd reduction(+ : dot, total)
         for (int64_t j = 0; j < dim; j++) {
@@ -134,7 +134,7 @@ FAST static void norm_backward_rows(const NormCall *c, int64_t from, int64_t to,
             sum_weight[j] += grad[j] * (centred * a.rstd);
             sum_bias[j] += grad[j];
         }
-        const Taken t = taken(n, &a, dot, total, dim);
+        const Correction t = correction(n, &a, dot, total, dim);
 #pragma omp simd
         for (int64_t j = 0; j < dim; j++)
             out[j] = a.rstd * (grad[j] * a.weight[j] - t.shift - (x[j] - a.mean) * t.slope);
@@ -145,10 +145,10 @@ FAST static void step_forward_rows(const StepCall *c, int64_t from, int64_t to, 
     const int64_t dim = c->dim;
     const float scale = c->scale;
     const Norm *nx = &c->norm_x, *ny = &c->norm_y, *ni = &c->norm_in;
-    const Blank blank = make_blank(room, dim);
-    const float *gain = c->gain ? c->gain : blank.ones;
+    const Neutral neutral = make_neutral(room, dim);
+    const float *gain = c->gain ? c->gain : neutral.ones;
     float *unread = room + 2 * dim; /* X' where it is X1 */
-    Affine ax = affine(nx, blank), ay = affine(ny, blank), ai = affine(ni, blank);
+    Affine ax = affine(nx, neutral), ay = affine(ny, neutral), ai = affine(ni, neutral);
     for (int64_t i = from; i < to; i++) {
         const float *x1 = c->x + i * dim, *y1 = c->y + i * dim;
         float *h = c->h + i * dim, *next = nx->present ? c->next_x + i * dim : unread;
@@ -193,22 +193,22 @@ FAST static void step_forward_rows(const StepCall *c, int64_t from, int64_t to, 
     }
 }
 
-/* sums: weight and bias of N_X, N_Y and N_in, then g; after them room for a blank and three rows of scratch. */
+/* sums: weight and bias of N_X, N_Y and N_in, then g; after them room for a neutral and three rows of scratch. */
 FAST static void step_backward_rows(const StepCall *c, int64_t from, int64_t to, float *sums) {
     const int64_t dim = c->dim;
     const float scale = c->scale;
     const Norm *nx = &c->norm_x, *ny = &c->norm_y, *ni = &c->norm_in;
-    const Blank blank = make_blank(sums + 7 * dim, dim);
-    const float *gain = c->gain ? c->gain : blank.ones;
+    const Neutral neutral = make_neutral(sums + 7 * dim, dim);
+    const float *gain = c->gain ? c->gain : neutral.ones;
     float *weight_x = sums, *bias_x = sums + dim, *weight_y = sums + 2 * dim, *bias_y = sums + 3 * dim;
     float *weight_in = sums + 4 * dim, *bias_in = sums + 5 * dim, *sum_gain = sums + 6 * dim;
     float *s = sums + 9 * dim, *grad_s = s + dim, *grad_x = grad_s + dim;
     for (int64_t i = from; i < to; i++) {
         const float *x1 = c->x1 + i * dim, *y1 = c->y1 + i * dim;
-        const float *gx = c->grad_x ? c->grad_x + i * dim : blank.zeros, *gh = c->grad_h + i * dim;
+        const float *gx = c->grad_x ? c->grad_x + i * dim : neutral.zeros, *gh = c->grad_h + i * dim;
         float *ox = c->out_x + i * dim, *oy = c->out_y + i * dim;
-        const Affine ax = affine_of_row(nx, blank, i), ay = affine_of_row(ny, blank, i);
-        const Affine ai = affine_of_row(ni, blank, i);
+        const Affine ax = affine_of_row(nx, neutral, i), ay = affine_of_row(ny, neutral, i);
+        const Affine ai = affine_of_row(ni, neutral, i);
         float dot = 0.0f, total = 0.0f, dot_x = 0.0f, total_x = 0.0f, dot_y = 0.0f, total_y = 0.0f;
         if (ni->present) {
 #pragma omp simd reduction(+ : dot, total)
@@ -223,7 +223,7 @@ FAST static void step_backward_rows(const StepCall *c, int64_t from, int64_t to,
                 bias_in[j] += gh[j];
             }
         }
-        const Taken ti = taken(ni, &ai, dot, total, dim);
+        const Correction ti = correction(ni, &ai, dot, total, dim);
 #pragma omp simd reduction(+ : dot_x, total_x, dot_y, total_y)
         for (int64_t j = 0; j < dim; j++) {
             const float gs = ai.rstd * (gh[j] * ai.weight[j] - ti.shift - s[j] * ti.slope);
@@ -246,7 +246,7 @@ FAST static void step_backward_rows(const StepCall *c, int64_t from, int64_t to,
                 sum_gain[j] += gs * ((x1[j] - ax.mean) * ax.rstd * ax.weight[j] + ax.bias[j]);
             }
         }
-        const Taken ty = taken(ny, &ay, dot_y, total_y, dim), tx = taken(nx, &ax, dot_x, total_x, dim);
+        const Correction ty = correction(ny, &ay, dot_y, total_y, dim), tx = correction(nx, &ax, dot_x, total_x, dim);
 #pragma omp simd
         for (int64_t j = 0; j < dim; j++) {
             oy[j] = ay.rstd * (grad_s[j] - ty.shift - (y1[j] - ay.mean) * ty.slope);
