@@ -13,7 +13,7 @@ from siamesenorm.tasks.base import Ranks
 from siamesenorm.tasks.classification_config import ClassificationLossConfig
 from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import distillation_loss, open_teacher
-from siamesenorm.train.display import QuietDisplay
+from siamesenorm.train.display import Display
 from siamesenorm.train.distributed import World
 from siamesenorm.train.folder import WEIGHTS
 from siamesenorm.train.loop import train
@@ -126,7 +126,7 @@ def test_soft_distillation_is_the_divergence_at_a_temperature_by_deits_scale():
 @pytest.fixture(scope="module")
 def teacher_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    train(small("evaluation.every=8"), folder, display=QuietDisplay())
+    train(small("evaluation.every=8"), folder, display=Display())
     return folder
 
 
@@ -166,7 +166,7 @@ def test_a_teacher_of_timm_comes_with_weights_from_a_file(tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("mixup=0.8", "drop_path=0.2", "repeats=3", "ema=0.9")])
 def test_a_run_resumed_in_the_middle_of_an_epoch_ends_bit_by_bit_as_one_left_alone(tmp_path, options):
-    class Stop(QuietDisplay):
+    class Stop(Display):
         def step(self, record, unit, rate):
             if record["step"] == 5:
                 import os

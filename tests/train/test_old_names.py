@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from siamesenorm.models.stack import current_name
-from siamesenorm.train import checkpoint as module
+from siamesenorm.train.checkpoint import store as module
 from siamesenorm.train.checkpoint.manifest import CheckpointError
 from siamesenorm.train.checkpoint.state import Restoring, flatten
 from siamesenorm.train.loop import train

@@ -27,7 +27,7 @@ from siamesenorm.data.index import (
     Index,
     Settings,
     SourceEntry,
-    Split,
+    SplitEntry,
     TokenizerEntry,
     check_settings,
     write_index,
@@ -234,7 +234,7 @@ def _assemble(
     splits = {}
     for name in SPLITS:
         shards = [record.shards[name] for record in records if name in record.shards]
-        splits[name] = Split(
+        splits[name] = SplitEntry(
             tokens=sum(shard.tokens for shard in shards),
             documents=sum(shard.documents for shard in shards),
             text_bytes=sum(shard.text_bytes for shard in shards),

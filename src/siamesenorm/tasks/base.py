@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import Batch as Batch
+from siamesenorm.data.batches import Batches
 from siamesenorm.field_errors import PlainModel
 from siamesenorm.tasks.metrics import Metric, Metrics
 from siamesenorm.tasks.sharing import Gather, Sharing, is_divided
@@ -71,24 +72,6 @@ class Loss(NamedTuple):
     """Detached means by name; ``loss`` is the one that is watched and shown."""
 
 
-class Loader(Protocol):
-    """A rank's batches without end; its whole state is the number of samples that all ranks have been given."""
-
-    @property
-    def sample(self) -> int:
-        """Samples given so far."""
-
-    def seek(self, sample: int) -> None:
-        """Go on from here."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def __next__(self) -> Batch: ...
-
-    def close(self) -> None:
-        """Stop reading ahead."""
-
-
 class Task(ABC):
     """One domain. Made from a run's configuration; everything that can be wrong with it is found in `check`."""
 
@@ -136,7 +119,7 @@ class Task(ABC):
         return []
 
     @abstractmethod
-    def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> Loader:
+    def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> Batches:
         """Batches of a rank from a sample on."""
 
     @abstractmethod

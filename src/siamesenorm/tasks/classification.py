@@ -25,7 +25,7 @@ from siamesenorm.tasks.classification_config import (
 from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import Teacher, distillation_loss
 from siamesenorm.tasks.images import ImageTask
-from siamesenorm.tasks.metrics import Metric, Metrics
+from siamesenorm.tasks.metrics import Metric, Metrics, entropy
 
 EVALUATION, CONFUSION = "evaluation.json", "confusion.csv"
 """What the last evaluation found, beside a finished run's weights."""
@@ -179,9 +179,7 @@ class ClassificationTask(ImageTask):
         """Entropy of the frequencies of classes, smoothed as the labels are; mixing does not change them."""
         counts = np.bincount(self.images.labels, minlength=self.model_config.classes)
         smoothing = self.loss_config.smoothing
-        shares = (1 - smoothing) * counts / counts.sum() + smoothing / self.model_config.classes
-        shares = shares[shares > 0]
-        return float(-(shares * np.log(shares)).sum())
+        return entropy((1 - smoothing) * counts / counts.sum() + smoothing / self.model_config.classes)
 
     @classmethod
     def for_evaluation(cls, config: Any) -> Task:

@@ -27,15 +27,13 @@ from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.language_config import LanguageEvaluationConfig, TextDataConfig
 from siamesenorm.tasks.likelihood import log_likelihoods
-from siamesenorm.tasks.metrics import Metric, Metrics, harness_metric
+from siamesenorm.tasks.metrics import FREQUENCY_TOKENS, Metric, Metrics, entropy, harness_metric
 from siamesenorm.tasks.sharing import Sharing
 
 FIRST_TOKENS = 2**16
 """Tokens of an array that are looked at before anything is written."""
 EVALUATED = 2**14
 """Tokens that are evaluated together, where evaluation.at_once says nothing."""
-FREQUENCY_TOKENS = 2**18
-"""Tokens that frequencies are counted over."""
 
 
 class LanguageTask(Task):
@@ -317,9 +315,7 @@ class LanguageTask(Task):
         if self.data.marked:
             labels = self.data.batch(samples)["labels"].numpy()
             learnt = labels[labels != IGNORED]
-        counts = np.bincount(learnt)
-        shares = counts[counts > 0] / counts.sum()
-        return float(-(shares * np.log(shares)).sum())
+        return entropy(np.bincount(learnt))
 
     def save_extras(self, folder: Path) -> None:
         """tokenizer.json, so that a run generates and exports wherever its data is."""

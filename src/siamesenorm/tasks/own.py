@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from siamesenorm.data.batches import to_device
 from siamesenorm.errors import DataError
 from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Section, Task
 from siamesenorm.tasks.corpora import open_corpus, open_held_out
@@ -173,7 +174,7 @@ class OwnTask(Task):
         sums: dict[str, float] = {}
         rows = 0
         for batch in self.source.held_out(self.batch_size):
-            moved = torch.utils._pytree.tree_map_only(Tensor, lambda values: values.to(device), batch)
+            moved = to_device(batch, device)
             count = rows_of(batch)
             for name, value in self.loss(model, {"batch": moved}).metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * count
@@ -314,7 +315,7 @@ def check_model(task: OwnTask) -> None:
         task.source.check()
     batch = task.source.batch(task.seed, 0, task.batch_size)
     device = next(model.parameters()).device
-    moved = torch.utils._pytree.tree_map_only(Tensor, lambda values: values.to(device), batch)
+    moved = to_device(batch, device)
     with seeded(task.seed):
         loss = task.loss(model, {"batch": moved})
     if not loss.total.requires_grad:

@@ -26,9 +26,8 @@ from siamesenorm.data.packing import TrainingData
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokens import Tokens
 from siamesenorm.errors import DataError
+from siamesenorm.tasks.metrics import FREQUENCY_TOKENS, entropy
 
-FREQUENCY_TOKENS = 2**18
-"""Tokens that frequencies are counted over."""
 SPLITS = ("train", "val")
 """What a function is asked for."""
 BATCHES = 20
@@ -102,9 +101,9 @@ class TokenSource(BatchSource):
             if len(ids) < NEEDED:
                 raise DataError(f"data: {len(ids):,} tokens are too few to hold some out; it takes {NEEDED:,} or more")
             ids, held = ids[:-count], ids[-count:]
-        made = cls([Tokens([ids], name="data")], [Tokens([held], name="validation")], length)
-        made.sha256 = hashlib.sha256(ids.tobytes() + held.tobytes()).hexdigest()
-        return made
+        source = cls([Tokens([ids], name="data")], [Tokens([held], name="validation")], length)
+        source.sha256 = hashlib.sha256(ids.tobytes() + held.tobytes()).hexdigest()
+        return source
 
     def batch(self, seed: int, sample: int, size: int) -> tuple[Tensor, Tensor]:
         """Sequences in the order of the seed."""
@@ -127,9 +126,7 @@ class TokenSource(BatchSource):
 
     def chance_loss(self) -> float:
         """Entropy of the frequencies of tokens."""
-        counts = np.bincount(self.train[0].read(0, min(len(self.train[0]), FREQUENCY_TOKENS)))
-        shares = counts[counts > 0] / counts.sum()
-        return float(-(shares * np.log(shares)).sum())
+        return entropy(np.bincount(self.train[0].read(0, min(len(self.train[0]), FREQUENCY_TOKENS))))
 
 
 def as_tokens(array: Any, name: str) -> Any:

@@ -65,9 +65,8 @@ class World:
         self.timeout = timedelta(seconds=timeout)
         check_experts(self)
         if pp > 1 and self.mode == "ddp" and self.stage_size > 1:
-            raise ConfigError(
-                f"parallel.mode: 'ddp' is not allowed with parallel.pp = {pp} on {size} processes; "
-                f"it takes fsdp, hsdp or tp"
+            raise ConfigError.not_allowed(
+                "parallel.mode", "ddp", "fsdp, hsdp or tp", when=f"with parallel.pp = {pp} on {size} processes"
             )
         self._meshes: Meshes | None = None
 
@@ -339,7 +338,7 @@ def check_experts(world: World) -> None:
     if world.ep == 1:
         return
     if world.size > 1 and world.mode not in ("fsdp", *GROUPED):
-        raise ConfigError(f"parallel.ep: {world.ep} is not allowed with {world.mode}; it takes fsdp, hsdp or tp")
+        raise ConfigError.not_allowed("parallel.ep", world.ep, "fsdp, hsdp or tp", when=f"with {world.mode}")
     over = world.data_size // world.copies
     if over % world.ep:
         raise ConfigError(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from siamesenorm.data.batches import to_device
 from siamesenorm.errors import ConfigError
 from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
@@ -127,7 +128,7 @@ class Engine:
         self.flops_per_sample = self.task.flops_per_sample(model)
         self.trained = choose_parameters(model, self.config)
         if has_lora(self.config) and self.world.mode == "tp" and self.world.size > 1:
-            raise ConfigError("parallel.mode: 'tp' is not allowed with factors of LoRA; it takes ddp, fsdp or hsdp")
+            raise ConfigError.not_allowed("parallel.mode", "tp", "ddp, fsdp or hsdp", when="with factors of LoRA")
         # backward computes gradients of all activations, but of trained weights alone
         self.flops_per_sample *= (2 + self.trained.share) / 3
         checkpoint_activations(model, self.config.train.activation_checkpointing, self.config.train.checkpointed_every)
@@ -155,7 +156,7 @@ class Engine:
     def compute(self, step: int) -> StepResult:
         """Take the next batch, make its gradients and clip them."""
         sample = self.loader.sample
-        self.batch = self._to_device(next(self.loader))
+        self.batch = self._next_batch()
         metrics = self.gradients(step)
         self.precision.unscale(self.optimizer)
         norm = clip_gradients(self.model, self.config.optimizer.clip or math.inf)
@@ -167,11 +168,15 @@ class Engine:
             self.halted = torch.maximum(self.halted, (~fit).to(self.halted))
         return StepResult(step, sample, tuple(metrics), values)
 
+    def _next_batch(self) -> Batch:
+        batch: Batch = next(self.loader)
+        return batch if self.world.device.type == "cpu" else to_device(batch, self.world.device)
+
     def compute_again(self, computed: StepResult) -> None:
         """The gradients of an earlier step once more; the loader is behind its batch then."""
         if self.loader.sample != computed.sample + self.config.train.batch_size:
             self.loader.seek(computed.sample)
-            self.batch = self._to_device(next(self.loader))
+            self.batch = self._next_batch()
         self.gradients(computed.step)
 
     def gradients(self, step: int) -> dict[str, Tensor]:
@@ -204,7 +209,7 @@ class Engine:
             with gradient_sync(self.model, number == len(parts)), counting:
                 with self.precision.autocast():
                     loss = self.task.loss(self.model, part)
-                self.precision.backward(loss.total * share)
+                self.precision.scaled(loss.total * share).backward()
             yield loss
 
     def apply(self, step: int) -> None:
@@ -234,35 +239,19 @@ class Engine:
         mixed = (self.config.train.seed * MIXER + step * 2**16 + place) % 2**63
         torch.manual_seed(mixed)
 
-    def _to_device(self, batch: Batch) -> Batch:
-        if self.world.device.type == "cpu":
-            return batch
-        return torch.utils._pytree.tree_map_only(
-            Tensor, lambda values: values.to(self.world.device, non_blocking=True), batch
-        )
-
     # Between steps ---------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _evaluating(self) -> Any:
-        """Averaged weights if there are any, no dropout, no gradients."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(self.precision.autocast())
-            if self.average is not None:
-                stack.enter_context(self.average.applied())
-            self.model.eval()
-            try:
-                yield
-            finally:
-                self.model.train()
-
     def evaluate(self, final: bool = False) -> dict[str, float]:
-        """The task's metrics on held-out data, which processes share."""
+        """The task's metrics on held-out data, which processes share; of averaged weights if there are any."""
         # What DDP wraps, by itself: its own forward would talk to processes that have other work to do.
         model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
-        with self._evaluating():
-            return self.task.evaluate(model, self.world.ranks(final))
+        averaged = contextlib.nullcontext() if self.average is None else self.average.applied()
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.precision.autocast(), averaged:
+                return self.task.evaluate(model, self.world.ranks(final))
+        finally:
+            self.model.train()
 
     def state(self, progress: dict[str, Any]) -> dict[str, Any]:
         """Everything a checkpoint holds; reading it back changes this engine in place."""

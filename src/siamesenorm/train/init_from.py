@@ -36,7 +36,7 @@ VOCABULARY = ("embedding.weight", "head.weight")
 
 @dataclass(frozen=True)
 class Starting:
-    """Weights by name, in the usual order of their rows, that fit the run's model."""
+    """Weights by name, in the original order of their rows, that fit the run's model."""
 
     weights: Mapping[str, Tensor]
 
@@ -101,14 +101,17 @@ def _read(source: Path, task: str) -> Found:
         model, tokenizer = open_model_folder(source, FIELD)
         return _dumped(model.config), model.state_dict(), tokenizer
     if not source.is_file():
-        raise ConfigError(
-            f"{FIELD}: {str(source)!r} is not there; it takes a run, a Hugging Face folder, a GGUF or safetensors file"
-        )
+        raise _missing(source)
     weights, header = read_tensors(source, FIELD)
     said, theirs = model_of_header(header, source)
     if theirs not in (None, task):
         raise ConfigError(f"{FIELD}: {str(source)!r} is a model of {theirs!r}; the run is one of {task}")
     return said if isinstance(said, dict) else None, weights, None
+
+
+def _missing(source: Path | str) -> ConfigError:
+    what = "a run, a Hugging Face folder, a GGUF or safetensors file"
+    return ConfigError(f"{FIELD}: {str(source)!r} is not there; it takes {what}")
 
 
 def _dumped(model: BaseModel) -> dict[str, Any]:
@@ -175,9 +178,7 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
     elif place.is_file():
         fields, theirs = model_of_header(read_header(place, FIELD), place)
     else:
-        raise ConfigError(
-            f"{FIELD}: {source!r} is not there; it takes a run, a Hugging Face folder, a GGUF or safetensors file"
-        )
+        raise _missing(source)
     if theirs != task:
         raise ConfigError(f"{FIELD}: {source!r} is a model of {theirs}; the run is one of {task}")
     if not isinstance(fields, dict):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm.blending import Carried
 from siamesenorm.train.branching import checkpoint_at, new_run
 from siamesenorm.train.checkpoint.manifest import CheckpointError
 from siamesenorm.train.checkpoint.state import AVERAGED
@@ -31,9 +32,6 @@ from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.optimizer import build_optimizer
 from siamesenorm.train.progress import check_progress
 from siamesenorm.train.recipes import parse_config
-
-Carried = Mapping[str, str]
-"""Parameters of the new model that go on as one of the old: their names, each with the name there."""
 
 
 @dataclass(frozen=True)

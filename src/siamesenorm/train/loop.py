@@ -20,7 +20,7 @@ from siamesenorm.tasks import Task, find_task
 from siamesenorm.train.branching import checkpoint_at
 from siamesenorm.train.checkpoint.store import CheckpointStore
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.display import Display, QuietDisplay
+from siamesenorm.train.display import Display
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine, StepResult
@@ -82,7 +82,7 @@ def train(
             changed = changes(run.config(), config) if world.is_main and run.exists and mode != "restart" else []
             world.agree_with_main(lambda: run.begin(config, mode))
             world.agree_with_main(lambda: facts.begin(anew=mode == "restart"))
-            progress = RunProgress(engine, run, display or QuietDisplay(), changed, keep_state=keep_state)
+            progress = RunProgress(engine, run, display or Display(), changed, keep_state=keep_state)
             stack.callback(progress.close)
             progress.begin(at)
             result = Loop(progress).run()

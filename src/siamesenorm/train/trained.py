@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from siamesenorm.data.atomic import whole_file
@@ -231,17 +231,16 @@ class _Shards:
     """The tensors of a checkpoint by the names that it has for them."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.metadata = ShardReader(folder).read_metadata()
+        self.folder, self.reader = folder, ShardReader(folder)
 
     def named(self, prefix: str) -> dict[str, str]:
         """Names of the tensors below a prefix, as they are now, each with its name in the checkpoint."""
-        stored = self.metadata.state_dict_metadata
+        stored = self.reader.metadata.state_dict_metadata
         return {current_name(place.removeprefix(prefix)): place for place in stored if place.startswith(prefix)}
 
     def kind(self, place: str) -> Kind:
         """What a tensor is."""
-        stored = self.metadata.state_dict_metadata[place]
+        stored = self.reader.metadata.state_dict_metadata[place]
         assert isinstance(stored, TensorStorageMetadata)
         return Kind(stored.properties.dtype, tuple(stored.size))
 
@@ -249,22 +248,9 @@ class _Shards:
         """One tensor, from however many pieces."""
         kind = self.kind(place)
         tensor = torch.empty(kind.shape, dtype=kind.dtype)
-        reader = _ReadIndex(self.folder, self.metadata)
         try:
             planner = DefaultLoadPlanner(flatten_state_dict=False)
-            load_shards({place: tensor}, storage_reader=reader, planner=planner, no_dist=True)
+            load_shards({place: tensor}, storage_reader=self.reader, planner=planner, no_dist=True)
         except Exception as error:  # DCP gathers whatever went wrong in an exception of its own
             raise DataError(f"run: {place} of {str(self.folder)!r} cannot be read: {error}") from None
         return tensor
-
-
-class _ReadIndex(ShardReader):
-    """A reader that has read the index already."""
-
-    def __init__(self, folder: Path, metadata: Metadata) -> None:
-        super().__init__(folder)
-        self.known = metadata
-
-    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
-        """As it was read."""
-        return self.known

@@ -21,17 +21,17 @@ from siamesenorm.train.checkpoint.manifest import ManifestEntry, check
 from siamesenorm.train.checkpoint.state import model_tensors
 from siamesenorm.train.folder import STATUS, WEIGHTS, RunFolder
 from siamesenorm.train.parallel.pipeline import Pipeline
-from siamesenorm.train.tensor_layout import row_orders, unwrap, usual_rows, whole
+from siamesenorm.train.tensor_layout import row_orders, stored_rows, unwrap, whole
 
 log = logging.getLogger("siamesenorm")
-_told: set[Path] = set()
+_warned: set[Path] = set()
 
 
 @torch.no_grad()
 def gather_weights(
     model: nn.Module, tensors: Mapping[str, Tensor] | None = None, *, keep: bool = True
 ) -> dict[str, Tensor]:
-    """Whole weights on the CPU under their plain names, rows in the usual order; one matrix at a time.
+    """Whole weights on the CPU under their plain names, rows in the original order; one matrix at a time.
 
     Factors of LoRA are merged into their matrices.
     tensors: others under the same names, such as averaged weights, in place of the model's. Every process must
@@ -86,7 +86,7 @@ def whole_weights(model: nn.Module, tensors: Mapping[str, Tensor] | None = None)
     def gathered(name: str) -> Tensor:
         full = whole(found[name]) if name in found else None
         if name in orders and full is not None:
-            full = usual_rows(full, orders[name])
+            full = stored_rows(full, orders[name])
         if isinstance(model, Pipeline):
             full = model.everywhere(name, full)
         assert full is not None
@@ -130,8 +130,8 @@ def check_weights(run: RunFolder) -> None:
         )
     recorded: Any = status.get("weights")
     if recorded is None:
-        if run.path.resolve() not in _told:
-            _told.add(run.path.resolve())
+        if run.path.resolve() not in _warned:
+            _warned.add(run.path.resolve())
             log.warning("%s: carries no checksum of its weights, which are taken as they are", run.path)
         return
     try:

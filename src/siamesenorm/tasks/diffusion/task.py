@@ -190,10 +190,10 @@ class DiffusionTask(ImageTask):
         evaluation, classes = self.evaluation, len(self.images.class_names)
         labels = np.arange(evaluation.samples) % classes
 
-        def made(first: int) -> Images:
+        def sampled(first: int) -> Images:
             return to_bytes(self.samples(model, torch.from_numpy(labels[first : first + evaluation.at_once]), first))
 
-        samples = list(sharing.each(range(0, len(labels), evaluation.at_once), made))
+        samples = list(sharing.each(range(0, len(labels), evaluation.at_once), sampled))
         found = self.fidelity(np.concatenate(samples), labels)
         return {"frechet": found["frechet"], "sample_accuracy": found["accuracy"]}
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from siamesenorm.data.atomic import sha256_of, write_json
+from siamesenorm.data.index import Count
 from siamesenorm.data.reading import MissingError, read_model
 from siamesenorm.errors import ConfigError, DataError
 
@@ -32,7 +33,6 @@ def _inside(name: str) -> str:
     return name
 
 
-Count = Annotated[int, Field(ge=0)]
 FileName = Annotated[str, AfterValidator(_inside)]
 
 

@@ -35,7 +35,7 @@ from siamesenorm.data.reading import read_object
 from siamesenorm.train.checkpoint.folder import PROGRESS, CheckpointFolder
 from siamesenorm.train.checkpoint.manifest import CheckpointError, Manifest, ManifestEntry, check, record
 from siamesenorm.train.checkpoint.shards import ShardReader, ShardWriter, read_sizes
-from siamesenorm.train.checkpoint.state import Restoring, Staged, State, flatten
+from siamesenorm.train.checkpoint.state import Restoring, Staged, TrainingState, flatten
 from siamesenorm.train.distributed import World
 
 log = logging.getLogger("siamesenorm")
@@ -80,7 +80,7 @@ class CheckpointStore:
 
     # Saving --------------------------------------------------------------------------------------------
 
-    def save(self, step: int, state: State, wait: bool = False, permanent: bool = False) -> bool:
+    def save(self, step: int, state: TrainingState, wait: bool = False, permanent: bool = False) -> bool:
         """Copy the state and begin to write it; every process must call this, at the same step.
 
         state: ``{"model": module, "optimizer": optimizer, "progress": JSON values, "tensors": name to tensor}``.
@@ -201,7 +201,7 @@ class CheckpointStore:
         self._tell(problems, "no complete checkpoint is left")
         return None
 
-    def load(self, checkpoint: Checkpoint, state: State) -> dict[str, Any]:
+    def load(self, checkpoint: Checkpoint, state: TrainingState) -> dict[str, Any]:
         """Fill the state from a checkpoint, in place, and return its progress. All processes call this.
 
         It may have been written by another number of processes or under another sharding. Tensors of

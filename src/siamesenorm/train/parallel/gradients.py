@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from siamesenorm.train.parallel.pipeline import Pipeline
+from siamesenorm.train.tensor_layout import local, whole
 
 
 @contextlib.contextmanager
@@ -57,7 +58,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
 def clip(parameters: Iterable[Tensor], max_norm: float, stages: dist.ProcessGroup | None = None) -> Tensor:
     """The same of any parameters, whatever meshes these lie on, and of those of other stages of a pipeline."""
     parts = by_mesh(parameter.grad for parameter in parameters if parameter.grad is not None)
-    norms = [_norm(grads) for grads in parts]
+    norms = [whole(nn.utils.get_total_norm(grads)) for grads in parts]
     if not norms:
         return torch.zeros(())
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
@@ -67,10 +68,5 @@ def clip(parameters: Iterable[Tensor], max_norm: float, stages: dist.ProcessGrou
         total = squares.sqrt()
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for grads in parts:
-        torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in grads], scale)
+        torch._foreach_mul_([local(grad) for grad in grads], scale)
     return total
-
-
-def _norm(grads: list[Tensor]) -> Tensor:
-    norm = nn.utils.get_total_norm(grads)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -89,7 +89,7 @@ def apply_parallelism(
     options = (division, sequence_parallel, loss_parallel)
     spreading = Spreading(model, world.meshes, world.device, dtype, compiled, *options)
     if isinstance(model, Stack) and next(model.parameters()).is_meta:
-        model.init_weights(seed, around=spreading.made)
+        model.init_weights(seed, part_context=spreading.materialized)
     else:
         around = (getattr(model, name, None) for name in ("embedding", "positions", "residual", "head"))
         for part in (*getattr(model, "blocks", ()), *around):
@@ -146,7 +146,7 @@ class Spreading:
             self.alone[embedding] = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype)
 
     @contextlib.contextmanager
-    def made(self, part: nn.Module) -> Iterator[None]:
+    def materialized(self, part: nn.Module) -> Iterator[None]:
         """Memory for a part, which is filled inside; behind it, what other processes hold is given back."""
         part.to_empty(device="cpu", recurse=part is not self.model)  # where one process draws too
         yield

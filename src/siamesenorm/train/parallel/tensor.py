@@ -107,7 +107,7 @@ def split_sublayers(block: Block, mesh: DeviceMesh, tokens: TokenPlacement | Non
     if isinstance(block.ffn, MLP):
         split_ffn(block.ffn, mesh, tokens)
     elif isinstance(block.ffn, MoE):
-        tokens.around_experts(block.ffn)
+        tokens.gather_for_experts(block.ffn)
 
 
 def split_attention(attention: Attention, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
@@ -128,7 +128,7 @@ def split_attention(attention: Attention, mesh: DeviceMesh, tokens: TokenPlaceme
     if attention.out_norm is not None:
         plan["out_norm"] = SplitNorm(FEATURES, along_features=True)
     parallelize_module(attention, mesh, plan)
-    tokens.around_sublayer(attention)
+    tokens.gather_for_sublayer(attention)
 
 
 def split_ffn(ffn: MLP, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
@@ -143,7 +143,7 @@ def split_ffn(ffn: MLP, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
     if ffn.out_norm is not None:
         plan["out_norm"] = SplitNorm(FEATURES, along_features=True)
     parallelize_module(ffn, mesh, plan)
-    tokens.around_sublayer(ffn)
+    tokens.gather_for_sublayer(ffn)
 
 
 def refuse_growing(sublayer: nn.Module) -> None:

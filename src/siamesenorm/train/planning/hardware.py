@@ -14,6 +14,11 @@ from siamesenorm.train.speed import PEAKS
 GB = 1e9
 
 
+def gib(size: float) -> str:
+    """Bytes in GiB."""
+    return f"{size / 2**30:,.1f} GiB"
+
+
 @dataclass(frozen=True)
 class GPU:
     """One GPU in a machine of several."""
