@@ -87,7 +87,7 @@ class Attention(nn.Module):
     needs: what the topology wants inside (`Topology.needs(place)`).
     qk_norm: the model's own wish, ``none``, ``head`` or ``projection``; a topology's wish goes before it.
     qkv_bias: whether queries, keys and values have a bias; default: as `bias`, which is the output's too.
-    query_factor: what queries are multiplied by, beside the usual 1/sqrt(head_dim).
+    query_factor: what queries are multiplied by, beside the standard 1/sqrt(head_dim).
     windowed: whether it takes the context of blocks with a window, where that is another.
     norm: makes the inner norms. layer: number of this attention in the cache.
     """

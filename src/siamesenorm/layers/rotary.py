@@ -2,7 +2,7 @@
 
 The pairs that rotate together are feature i and feature i + head_dim/2 ("rotate half"), as in OLMo, Llama and their
 kin. Where only some features rotate, they are the first of each half. Angles are made in float32 whatever the model's
-dtype: in bfloat16 position 1000 could not be told from 1003.
+dtype: in bfloat16 position 1000 could not be distinguished from 1003.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ with given(Given(make_model, array)):
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from siamesenorm.tasks.own_data import (
     FunctionSource,
     OwnLoader,
     TokenSource,
+    call_problem,
     rows_of,
     seeded,
 )
@@ -329,11 +329,7 @@ def check_maker(make_model: Any, topology: str) -> None:
             f"model: a {type(make_model).__name__} is not allowed; it takes a function that is given a topology and "
             "returns a fresh model"
         )
-    try:
-        inspect.signature(make_model).bind(topology)
-    except TypeError as error:
+    if problem := call_problem(make_model, topology):
         raise DataError(
-            f"model: {name_of(make_model)} cannot be given a topology ({error}); it takes a function of one argument"
-        ) from None
-    except ValueError:  # what is written in C has no signature
-        pass
+            f"model: {name_of(make_model)} cannot be given a topology ({problem}); it takes a function of one argument"
+        )

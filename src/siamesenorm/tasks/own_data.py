@@ -199,14 +199,10 @@ class FunctionSource(BatchSource):
     ) -> None:
         self.function, self.batches, self.validation = function, batches, validation or function
         for name, asked in (("data", self.function), ("validation", self.validation)):
-            try:
-                inspect.signature(asked).bind(SPLITS[0])
-            except TypeError as error:
+            if problem := call_problem(asked, SPLITS[0]):
                 raise DataError(
-                    f"{name}: the function cannot be given a split ({error}); it takes one of 'train' or 'val'"
-                ) from None
-            except ValueError:  # what is written in C has no signature
-                continue
+                    f"{name}: the function cannot be given a split ({problem}); it takes one of 'train' or 'val'"
+                )
 
     def batch(self, seed: int, sample: int, size: int) -> Any:
         """What it gives for training."""
@@ -241,6 +237,17 @@ class FunctionSource(BatchSource):
     def held_out_size(self, size: int) -> int:
         """Rows of all batches."""
         return sum(rows_of(batch) for batch in self.held_out(size))
+
+
+def call_problem(function: Callable[..., Any], argument: object) -> str:
+    """Why a function cannot be called with one argument; nothing where it can."""
+    try:
+        inspect.signature(function).bind(argument)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # what is written in C has no signature
+        pass
+    return ""
 
 
 def same(batch: Any, other: Any) -> bool:

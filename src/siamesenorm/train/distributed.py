@@ -290,7 +290,7 @@ class Meshes:
 
 
 def sentence_of(error: Exception) -> str:
-    """What other processes are told of an error in this one."""
+    """The message that other processes get of an error in this one."""
     if isinstance(error, ValueError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -88,7 +88,7 @@ def was_restarted() -> bool:
 
 def refuse(problem: str) -> None:
     """Tell the other processes, if there are any, why this one cannot go on; each of them then ends with that."""
-    with contextlib.suppress(ConfigError, dist.DistError):  # nobody is there to be told
+    with contextlib.suppress(ConfigError, dist.DistError):  # no other process is there
         place = ProcessPlace.from_environment()
         if place.size > 1:
             store = _open_store(place, FAREWELL)

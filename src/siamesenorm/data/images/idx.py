@@ -24,7 +24,7 @@ FASHION = ("t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shi
 
 
 def idx_file(folder: Path, split: str, kind: str) -> Path | None:
-    """The file of a split's images or labels, under any of the usual spellings."""
+    """The file of a split's images or labels, under any of the common spellings."""
     stems = "|".join(NAMES[split])
     pattern = re.compile(rf"({stems})-{kind}[-.]idx\d-ubyte(\.gz)?", re.IGNORECASE)
     return next((path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name)), None)

@@ -67,7 +67,7 @@ class Sampler:
             )
 
     def steps_for(self, process: Process) -> int:
-        """Steps, resolved: the usual number is no more than a process allows."""
+        """Steps, resolved: the default number is no more than a process allows."""
         return self.steps or int(min(STEPS[self.name], self.most_steps(process)))
 
     def most_steps(self, process: Process) -> float:

@@ -96,7 +96,7 @@ class Assumptions:
 
 
 def assumptions(changes: Iterable[str]) -> Assumptions:
-    """The usual ones, changed by ``name=value``."""
+    """The defaults, changed by ``name=value``."""
     known = {field.name for field in fields(Assumptions)}
     values: dict[str, float] = {}
     for text in changes:

@@ -158,7 +158,7 @@ class Ledger(TorchDispatchMode):
             self._sizes[local(tensor).untyped_storage()._cdata] = 0
 
     def know_weights(self, tensors: Iterable[Tensor]) -> None:
-        """Blocks' weights, whose casts are told apart."""
+        """Blocks' weights, whose casts are counted apart."""
         self._weights |= {local(tensor).untyped_storage()._cdata for tensor in tensors}
 
     def _count(self, operator: Any, args: Any, kwargs: Any, out: Any, outputs: list[Tensor]) -> None:
