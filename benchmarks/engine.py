@@ -30,7 +30,7 @@ from siamesenorm.data import embedded_tokens
 from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.display import QuietDisplay
+from siamesenorm.train.display import Display
 from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder
@@ -79,7 +79,7 @@ def engine_loop(config: RunConfig, folder: Path) -> tuple[Callable[[], None], Lo
     """Steps of the engine, as `siamesenorm train` takes them."""
     run = RunFolder(folder)
     run.begin(config, "auto")
-    loop = Loop(RunProgress(Engine(config, find_task(config.task)(config), World()), run, QuietDisplay()))
+    loop = Loop(RunProgress(Engine(config, find_task(config.task)(config), World()), run, Display()))
     loop.progress.restore()
     loop.recorder.peak = Peak(1e12)
 

@@ -109,7 +109,7 @@ def train(run: Run, steps: int) -> dict[str, Any]:
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            found = task.evaluate(model, rank=0, world_size=1, average=lambda values: values, final=False)["loss"]
+            found = task.evaluate(model)["loss"]
     finally:
         loader.close()
     return {"loss": round(found, 5) if math.isfinite(found) else None, "seconds": round(time.perf_counter() - began, 2)}

@@ -31,11 +31,12 @@ from siamesenorm.interop.staging import RECORD, check_target
 from siamesenorm.models.dit import DiT, DiTConfig
 from siamesenorm.refusal import refusal
 from siamesenorm.tasks.diffusion.process import Process
-from siamesenorm.train import checkpoint_folder, folder
-from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train import folder
+from siamesenorm.train.checkpoint import folder as checkpoint_folder
+from siamesenorm.train.checkpoint.store import CheckpointStore
 from siamesenorm.train.folder import CONFIG, OWN, RunFolder
 from siamesenorm.train.loop import train
-from siamesenorm.train.stored import Stored, is_export, save_stored
+from siamesenorm.train.trained import Stored, is_export, save_stored
 from train.small_runs import tiny
 
 CODES = (errno.ENOSPC, errno.EACCES)
@@ -357,7 +358,7 @@ def test_nobody_else_removes_renames_or_writes_over():
                 found.add((name, called))
     found = {(name, call) for name, call in found if name not in ALLOWED}
     named = ("lab/compare/ray_engine.py", "import tempfile")  # for the name of the system's folder
-    looked_up = ("train/parallel.py", "import shutil")  # for `which`
+    looked_up = ("train/parallel/parallelize.py", "import shutil")  # for `which`
     copied = ("train/branching.py", "import shutil")  # for `copyfile`, into a folder of its own
     handed_on = ("interop/gguf/exporter.py", "import shutil")  # for `copyfileobj`, into a whole file
     assert found == {named, looked_up, copied, handed_on}

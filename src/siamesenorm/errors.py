@@ -23,9 +23,9 @@ class InputError(ValueError):
     """What a person can put right; the message is one sentence, and says what was probably meant."""
 
     @classmethod
-    def not_allowed(cls, field: str, value: object, allowed: str | Iterable[object]) -> InputError:
-        """``FIELD: VALUE is not allowed; it takes ALLOWED``, which is words or a list of names."""
-        return cls(f"{field}: {named(value)} is not allowed; it takes {in_words(allowed)}")
+    def not_allowed(cls, field: str, value: object, allowed: str | Iterable[object], when: str = "") -> InputError:
+        """``FIELD: VALUE is not allowed WHEN; it takes ALLOWED``, which is words or a list of names."""
+        return cls(f"{field}: {named(value)} is not allowed{when and ' ' + when}; it takes {in_words(allowed)}")
 
     @classmethod
     def unknown(cls, field: str, value: object, known: Iterable[object]) -> InputError:

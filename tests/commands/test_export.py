@@ -14,8 +14,7 @@ from siamesenorm.cli import main
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
-from siamesenorm.train.stored import open_stored
-from siamesenorm.train.trained import open_language_model
+from siamesenorm.train.trained import open_language_model, open_stored
 from siamesenorm.train.yaml import write_yaml
 
 from .refusals import one_sentence

@@ -19,7 +19,7 @@ import torch
 
 from siamesenorm.__main__ import run
 from siamesenorm.train import engine, loop
-from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.checkpoint.store import CheckpointStore
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.loop import train
 from train.small_runs import SMALL, losses, tiny

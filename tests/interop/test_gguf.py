@@ -23,8 +23,8 @@ from siamesenorm.interop.gguf.tokenizer import CUTS, read_tokenizer, tokenizer_m
 from siamesenorm.interop.huggingface.tokenizer import as_fast
 from siamesenorm.interop.pretrained.stock_config import differences
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.train.init_from import starting_weights
 from siamesenorm.train.recipes import resolve
-from siamesenorm.train.starting import starting_weights
 
 from .gguf_files import BF16, F16, F32, Q4_0, Q4_1, Q8_0, write_gguf
 from .pretrained_models import LLAMA3, SHAPE, saved, their_model

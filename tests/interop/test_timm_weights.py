@@ -10,8 +10,8 @@ from closeness import assert_same_but_for_rounding
 from siamesenorm.interop.official import OfficialError, to_official
 from siamesenorm.layers.patch import resample_positions
 from siamesenorm.tasks import find_task
+from siamesenorm.train.init_from import starting_weights
 from siamesenorm.train.recipes import resolve
-from siamesenorm.train.starting import starting_weights
 
 interop = pytest.importorskip("siamesenorm.interop.timm", exc_type=ImportError)
 timm = sys.modules["timm"]

@@ -104,7 +104,7 @@ def test_the_report_pairs_the_arms_and_names_the_source_with_its_loss(source, co
     page = found.write().read_text()
     config = records.runs[0].config
     task = find_task("language").for_evaluation(config)
-    before = task.evaluate(open_language_model(source).model, rank=0, world_size=1, average=dict, final=False)["loss"]
+    before = task.evaluate(open_language_model(source).model)["loss"]
     assert f"held-out loss before training is {before:.4f} on python-docs" in page
     assert "Where they start" in page
     (share,) = {

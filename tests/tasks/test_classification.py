@@ -9,10 +9,11 @@ from safetensors.torch import load_file, save_file
 from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.models.vit import VisionTransformer
 from siamesenorm.tasks import find_task
+from siamesenorm.tasks.base import Ranks
 from siamesenorm.tasks.classification_config import ClassificationLossConfig
 from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import distillation_loss, open_teacher
-from siamesenorm.train.display import QuietDisplay
+from siamesenorm.train.display import Display
 from siamesenorm.train.distributed import World
 from siamesenorm.train.folder import WEIGHTS
 from siamesenorm.train.loop import train
@@ -125,7 +126,7 @@ def test_soft_distillation_is_the_divergence_at_a_temperature_by_deits_scale():
 @pytest.fixture(scope="module")
 def teacher_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    train(small("evaluation.every=8"), folder, display=QuietDisplay())
+    train(small("evaluation.every=8"), folder, display=Display())
     return folder
 
 
@@ -165,7 +166,7 @@ def test_a_teacher_of_timm_comes_with_weights_from_a_file(tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("mixup=0.8", "drop_path=0.2", "repeats=3", "ema=0.9")])
 def test_a_run_resumed_in_the_middle_of_an_epoch_ends_bit_by_bit_as_one_left_alone(tmp_path, options):
-    class Stop(QuietDisplay):
+    class Stop(Display):
         def step(self, record, unit, rate):
             if record["step"] == 5:
                 import os
@@ -203,17 +204,17 @@ def test_a_run_leaves_its_classes_and_confusion_beside_its_weights(teacher_run):
 def test_evaluation_over_two_ranks_gives_what_one_gives(teacher_run):
     trained = open_trained(teacher_run)
     opened = find_task("classification").for_evaluation(trained.config)
-    alone = opened.evaluate(trained.model, rank=0, world_size=1, average=lambda values: values, final=True)
+    alone = opened.evaluate(trained.model, Ranks(final=True))
     counts, sums, matrices = opened.confusion.counts, [], []
     kept = {"average": lambda v: sums.append(v) or v, "gather": lambda v: matrices.append(v) or [v]}
     for rank in range(2):
-        opened.evaluate(trained.model, rank=rank, world_size=2, final=True, **kept)
+        opened.evaluate(trained.model, Ranks(rank=rank, world_size=2, final=True, **kept))
 
     def average(values):
         return {name: sum(part[name] for part in sums) / 2 for name in values}
 
     whole = {"average": average, "gather": lambda value: matrices}
-    together = opened.evaluate(trained.model, rank=0, world_size=2, final=True, **whole)
+    together = opened.evaluate(trained.model, Ranks(rank=0, world_size=2, final=True, **whole))
     assert together == pytest.approx(alone)
     assert (opened.confusion.counts == counts).all()
 
@@ -231,7 +232,7 @@ def test_accuracy_and_top_five_are_counted_right():
             scores = -torch.arange(10.0).repeat(len(image), 1)  # class 0 first, then 1, 2, …
             return scores + self.anything
 
-    found = opened.evaluate(Model(), rank=0, world_size=1, average=lambda values: values, final=False)
+    found = opened.evaluate(Model())
     assert found["accuracy"] == pytest.approx((labels == 0).double().mean().item())
     assert found["top5"] == pytest.approx((labels < 5).double().mean().item())
 

@@ -12,6 +12,7 @@ from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.errors import DataError
 from siamesenorm.models.lm import count_lm, generate
 from siamesenorm.tasks import TASKS, find_task
+from siamesenorm.tasks.base import Ranks
 from siamesenorm.tasks.harness import make_adapter
 from siamesenorm.tasks.language import LanguageTask, perplexity
 from siamesenorm.tasks.likelihood import log_likelihoods, score_rows
@@ -31,7 +32,7 @@ def task(*overrides: str) -> LanguageTask:
 
 
 def evaluate(t: LanguageTask, model: torch.nn.Module) -> dict[str, float]:
-    return t.evaluate(model.eval(), rank=0, world_size=1, average=same, final=True)
+    return t.evaluate(model.eval(), Ranks(final=True))
 
 
 def test_known_tasks():
@@ -62,7 +63,7 @@ def test_ranks_together_measure_what_one_measures():
     whole = evaluate(t, model)
     parts: list[dict[str, float]] = []
     for rank in range(3):
-        t.evaluate(model, rank=rank, world_size=3, average=lambda v: parts.append(v) or v, final=True)
+        t.evaluate(model, Ranks(rank=rank, world_size=3, average=lambda v: parts.append(v) or v, final=True))
     nats, tokens = sum(part["nats"] for part in parts), sum(part["tokens"] for part in parts)
     assert nats / tokens == pytest.approx(whole["loss"], rel=1e-6)
 

@@ -6,6 +6,7 @@ import pytest
 from siamesenorm.data import ValidationData
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.tasks import TASKS, find_task
+from siamesenorm.tasks.base import Ranks
 from siamesenorm.tasks.metrics import DECIDED_BY, HARNESS, LEAST, harness_metric
 from siamesenorm.train.recipes import resolve
 
@@ -28,7 +29,7 @@ def test_what_is_measured_is_declared_and_known_before_training(kind):
     recipe, overrides = RUNS[kind]
     config = resolve(recipe, overrides)
     task = find_task(config.task)(config)
-    found = task.evaluate(task.build_model().eval(), rank=0, world_size=1, average=lambda v: v, final=True)
+    found = task.evaluate(task.build_model().eval(), Ranks(final=True))
     assert set(found) == set(task.measures())
     sizes = task.held_out_sizes()
     for name, metric in task.measures().items():

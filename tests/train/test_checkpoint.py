@@ -18,8 +18,8 @@ from siamesenorm.data.tensor_files import LazyTensors
 from siamesenorm.errors import DataError
 from siamesenorm.train import checkpoint as module
 from siamesenorm.train import weights as weights_module
-from siamesenorm.train.checkpoint import CheckpointStore
-from siamesenorm.train.manifest import MANIFEST, CheckpointError, Manifest
+from siamesenorm.train.checkpoint.manifest import MANIFEST, CheckpointError, Manifest
+from siamesenorm.train.checkpoint.store import CheckpointStore
 from siamesenorm.train.weights import export_weights
 
 from .tiny import TinyRun, tiny_model

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.checkpoint.store import CheckpointStore
 
 from .tiny import TinyRun, tiny_model
 

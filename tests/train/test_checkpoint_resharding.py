@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.checkpoint.store import CheckpointStore
 from siamesenorm.train.distributed import World
-from siamesenorm.train.layout import plain_name, row_orders, usual_rows, whole
 from siamesenorm.train.parallel import apply_parallelism
+from siamesenorm.train.tensor_layout import plain_name, row_orders, stored_rows, whole
 from siamesenorm.train.weights import gather_weights
 
 from .tiny import TinyRun, tiny_model
@@ -67,7 +67,7 @@ def everything(run):
         for key, value in run.optimizer.state[parameter].items():
             full = whole(value)
             ordered = name in orders and full.dim() > 0
-            found[f"{name}/{key}"] = (usual_rows(full, orders[name]) if ordered else full).clone()
+            found[f"{name}/{key}"] = (stored_rows(full, orders[name]) if ordered else full).clone()
     return found
 
 

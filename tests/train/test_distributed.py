@@ -19,7 +19,9 @@ from siamesenorm.residual import siamese
 from siamesenorm.residual.kernels import native
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.distributed import World, check_group
-from siamesenorm.train.parallel import LOWEST_TORCH, apply_parallelism, clip_gradients, gradient_sync, uniform_groups
+from siamesenorm.train.parallel import apply_parallelism, clip_gradients, uniform_groups
+from siamesenorm.train.parallel.gradients import gradient_sync
+from siamesenorm.train.parallel.parallelize import LOWEST_TORCH
 from siamesenorm.train.weights import gather_weights
 
 from .tiny import CONFIGS, TinyRun, batch, tiny_model, watched_whole
@@ -219,8 +221,6 @@ def test_what_cannot_be_divided_is_refused_in_one_sentence():
     assert check_group("hsdp", 8, 4, None) == 4
     with pytest.raises(ConfigError, match=r"parallel\.group: 3 is not allowed; with 4 processes it takes 1, 2, 4"):
         check_group("tp", 4, 4, 3)
-    with pytest.raises(ConfigError, match=r"parallel\.mode: 'zero' is not allowed"):
-        apply_parallelism(tiny_model(), World(), "zero")
 
 
 def refuse(world):

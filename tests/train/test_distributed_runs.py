@@ -21,9 +21,9 @@ from siamesenorm.tasks import find_task
 from siamesenorm.train import parallel
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.expert_parallel import experts_of
 from siamesenorm.train.folder import RunFolder, read_metrics
 from siamesenorm.train.loop import train
+from siamesenorm.train.parallel.experts import experts_of
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.yaml import write_yaml
 

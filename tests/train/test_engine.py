@@ -12,7 +12,7 @@ from siamesenorm.train import memory, micro_batch
 from siamesenorm.train.distributed import World
 from siamesenorm.train.ema import WeightAverage, decay_at
 from siamesenorm.train.micro_batch import MicroBatches
-from siamesenorm.train.pipeline import check_pipeline
+from siamesenorm.train.parallel.pipeline import check_pipeline
 from siamesenorm.train.recipes import resolve
 
 from .small_runs import engine, tiny

@@ -39,15 +39,15 @@ def test_ten_kills():
 
 def test_the_campaign_sees_what_is_lost(faults, tmp_path, monkeypatch):
     """A resume that forgets the optimiser's moments is found out."""
-    from siamesenorm.train import training_state
+    from siamesenorm.train.checkpoint import state
 
-    restore = training_state.Restoring.done
+    restore = state.Restoring.done
 
     def forgetful(restoring):
         restore(restoring)
         restoring.state["optimizer"].state.clear()
 
-    monkeypatch.setattr(training_state.Restoring, "done", forgetful)
+    monkeypatch.setattr(state.Restoring, "done", forgetful)
     problems = faults.campaign(tmp_path, kills=2, seed=3)["problems"]
     assert any("other weights than the run that was left alone" in problem for problem in problems)
 

@@ -11,7 +11,7 @@ from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.models.vit import VisionTransformer, ViTConfig
 from siamesenorm.tasks.sharing import Sharing
 from siamesenorm.train.inference import cast_matrices, find_device, inference
-from siamesenorm.train.rendezvous import ProcessPlace
+from siamesenorm.train.torchrun import ProcessPlace
 
 SHAPE = {"dim": 16, "blocks": 2, "heads": 2, "ffn_dim": 24}
 WORDS = {**SHAPE, "vocab_size": 32, "max_length": 16}

@@ -11,7 +11,7 @@ import torch
 from failing_files import contents, failing
 from siamesenorm.errors import ConfigError
 from siamesenorm.train import loop as loop_module
-from siamesenorm.train.checkpoint_folder import CheckpointFolder
+from siamesenorm.train.checkpoint.folder import CheckpointFolder
 from siamesenorm.train.display import Display
 from siamesenorm.train.folder import METRICS, OWN, STATUS, WEIGHTS, MetricsFile, RunFolder, read_metrics
 from siamesenorm.train.loop import Loop, train
@@ -187,7 +187,7 @@ def test_a_small_model_learns(tmp_path):
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_failing_checkpoint_is_reported_and_the_run_goes_on(tmp_path, monkeypatch):
-    from siamesenorm.train.checkpoint import CheckpointStore
+    from siamesenorm.train.checkpoint.store import CheckpointStore
 
     plain = CheckpointStore._write_shards
 

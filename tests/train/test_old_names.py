@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from siamesenorm.models.stack import current_name
-from siamesenorm.train import checkpoint as module
+from siamesenorm.train.checkpoint import store as module
+from siamesenorm.train.checkpoint.manifest import CheckpointError
+from siamesenorm.train.checkpoint.state import Restoring, flatten
 from siamesenorm.train.loop import train
-from siamesenorm.train.manifest import CheckpointError
 from siamesenorm.train.recipes import resolve
-from siamesenorm.train.training_state import Restoring, flatten
 
 from .small_runs import Killed, kill_at, losses, weights
 from .tiny import TinyRun, tiny_model

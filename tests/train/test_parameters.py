@@ -10,14 +10,14 @@ from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.lora import LoraLinear
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.tasks import find_task
+from siamesenorm.train.checkpoint.state import flatten
 from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder
+from siamesenorm.train.init_from import starting_weights
 from siamesenorm.train.loop import train
 from siamesenorm.train.parameters import choose_parameters
-from siamesenorm.train.starting import starting_weights
 from siamesenorm.train.trained import open_language_model
-from siamesenorm.train.training_state import flatten
 
 from .small_runs import losses, tiny, train_until, weights
 from .worlds import run_world
@@ -118,9 +118,9 @@ def test_merged_weights_give_the_loss_that_was_measured(source, tmp_path):
     measured = train(config, tmp_path / "run").evaluation["loss"]
     task = find_task("language").for_evaluation(config)
     model = open_language_model(tmp_path / "run").model
-    found = task.evaluate(model, rank=0, world_size=1, average=dict, final=False)["loss"]
+    found = task.evaluate(model)["loss"]
     assert found == pytest.approx(measured, rel=1e-5)
-    start = task.evaluate(open_language_model(source).model, rank=0, world_size=1, average=dict, final=False)["loss"]
+    start = task.evaluate(open_language_model(source).model)["loss"]
     assert abs(start - found) > 1e-2  # the factors did something
 
 

@@ -13,9 +13,9 @@ from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder
-from siamesenorm.train.layout import plain_name
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
+from siamesenorm.train.tensor_layout import plain_name
 
 from .test_distributed_runs import losses, tiny_config
 from .worlds import run_world

@@ -16,8 +16,7 @@ from siamesenorm.train.progress import RunProgress
 from siamesenorm.train.recipes import config_class, parse_config, resolve
 from siamesenorm.train.resuming import changes, refused_change
 from siamesenorm.train.schedule import lr_factor
-from siamesenorm.train.stored import open_stored
-from siamesenorm.train.trained import open_trained
+from siamesenorm.train.trained import open_stored, open_trained
 
 from .small_runs import losses, tiny
 

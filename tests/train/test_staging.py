@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from siamesenorm.train import checkpoint as module
-from siamesenorm.train.checkpoint import CheckpointStore
-from siamesenorm.train.training_state import Staged
+from siamesenorm.train.checkpoint.state import Staged
+from siamesenorm.train.checkpoint.store import CheckpointStore
 
 from .tiny import TinyRun, tiny_model
 

@@ -14,8 +14,9 @@ from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.train.config import OptimizerConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.optimizer import build_optimizer, set_lr
-from siamesenorm.train.parallel import Spreading, clip_gradients, uniform_groups
-from siamesenorm.train.pipeline import Pipeline
+from siamesenorm.train.parallel import clip_gradients, uniform_groups
+from siamesenorm.train.parallel.parallelize import Spreading
+from siamesenorm.train.parallel.pipeline import Pipeline
 
 BATCH = 4
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -28,7 +28,7 @@ PATIENCE = 300.0
 """Seconds after which a world counts as hung."""
 PRELOADED = [
     "siamesenorm.train.loop",
-    "siamesenorm.train.parallel",
+    "siamesenorm.train.parallel.parallelize",
     "siamesenorm.models.lm",
     "torch._dynamo",
     "torch.utils.tensorboard",

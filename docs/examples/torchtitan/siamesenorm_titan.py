@@ -34,7 +34,7 @@ from siamesenorm.tasks.corpora import open_corpus
 from siamesenorm.tasks.language_config import TextDataConfig
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.distributed import Meshes
-from siamesenorm.train.parallel import Spreading, clip
+from siamesenorm.train.parallel.parallelize import Spreading, clip
 
 SEED = 0
 
@@ -90,7 +90,7 @@ def parallelize(model: TitanLM, *, parallel_dims: Any, training: Any, compile_co
     compiled = compile_config.enable and "model" in compile_config.components
     meshes = Meshes(data=shards, shards=shards, tensors=tensors)
     spreading = Spreading(model.lm, meshes, torch.device(device_type), gathered, compiled)
-    model.lm.init_weights(SEED, around=spreading.made)
+    model.lm.init_weights(SEED, part_context=spreading.materialized)
     spreading.finish()
     disable_fsdp_gradient_division(model)  # losses are sums over the batch's number of tokens
     for module in model.modules():

@@ -134,7 +134,8 @@ def show_words(console: Console, found: Plan) -> None:
     """What the figures mean and stand on."""
     from rich.text import Text
 
-    from siamesenorm.train.planning.plan import describe, gib
+    from siamesenorm.train.planning.hardware import gib
+    from siamesenorm.train.planning.plan import describe
 
     gpu = found.gpu
     lines = [

@@ -60,8 +60,8 @@ def train(
     from siamesenorm.train.folder import Mode
     from siamesenorm.train.loop import train as run_training
     from siamesenorm.train.recipes import resolve
-    from siamesenorm.train.rendezvous import refuse, was_restarted
     from siamesenorm.train.session import default_folder
+    from siamesenorm.train.torchrun import refuse, was_restarted
 
     if resume and restart:
         raise ConfigError("--resume and --restart: both are given; it takes one of the two")

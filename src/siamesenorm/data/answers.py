@@ -142,15 +142,7 @@ def pack(examples: Sequence[Fitted], length: int, tokenizer: Tokenizer, name: st
             marks[at] |= STARTS
             at += len(own.ids)
         filled += at - row * length
-    tokens = Tokens(
-        [ids],
-        name=name,
-        eos_id=tokenizer.eos_id,
-        vocab_size=tokenizer.vocab_size,
-        fingerprint=tokenizer.fingerprint,
-        marks=marks,
-    )
-    return tokens, filled / max(1, count - 1)
+    return Tokens.encoded(tokenizer, [ids], name, marks=marks), filled / max(1, count - 1)
 
 
 def best_fit(sizes: Sequence[int], room: int) -> list[list[int]]:

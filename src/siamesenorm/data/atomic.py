@@ -120,23 +120,25 @@ def sha256_matches(path: Path, expected: str, size: int | None = None) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def locked_folder(folder: Path, work: str = "out: another preparation") -> Iterator[None]:
-    """Keep a second piece of work out of a folder; the lock goes with the process, however it ends.
+def locked_folder(folder: Path, work: str = "out: another preparation") -> contextlib.AbstractContextManager[None]:
+    """Keep a second piece of work out of a folder; work: how the sentence begins that it is refused with."""
+    return locked(folder, os.O_RDONLY, DataError(f"{work} is at work in {str(folder)!r}; wait for it or stop it"))
 
-    work: how the sentence begins that the second one is refused with.
-    """
+
+@contextlib.contextmanager
+def locked(path: Path, flags: int, refusal: Exception) -> Iterator[None]:
+    """Hold the lock of a file or folder, or raise; the lock goes with the process, however it ends."""
     if sys.platform == "win32":
         yield
         return
     import fcntl
 
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, flags, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"{work} is at work in {str(folder)!r}; wait for it or stop it") from None
+            raise refusal from None
         except OSError:
             pass  # a file system without locks
         yield

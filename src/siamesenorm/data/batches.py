@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from siamesenorm.errors import DataError
@@ -89,6 +90,11 @@ class Batches(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The same with all tensors on a device, however they are nested."""
+    return torch.utils._pytree.tree_map_only(Tensor, lambda values: values.to(device, non_blocking=True), batch)
 
 
 def pinned(batch: Batch) -> Batch:

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from siamesenorm.data.atomic import sha256_of
-from siamesenorm.data.documents import Document, Piece, Reading, Source, pieces_by_size, sound_text
+from siamesenorm.data.documents import Document, FileSource, Piece, Reading, Source, pieces_by_size, sound_text
+from siamesenorm.data.reading import reason_of
 from siamesenorm.errors import DataError, import_extra
 
 ROWS = 1024
@@ -38,21 +37,10 @@ def texts_of(
             yield Document(text, str(row))
 
 
-@dataclass(frozen=True)
-class ParquetFile(Source):
+class ParquetFile(FileSource):
     """A parquet file, read by row group."""
 
-    name: str
-    path: Path
     kind = "parquet"
-
-    def size(self) -> int:
-        """Bytes on disk."""
-        return self.path.stat().st_size
-
-    def sha256(self) -> str:
-        """Of the bytes on disk."""
-        return sha256_of(self.path)
 
     def pieces(self, target: int, reading: Reading) -> list[Piece]:
         """Runs of row groups; their sizes are shares of the file's bytes."""
@@ -89,9 +77,7 @@ class ParquetFile(Source):
             raise self._damaged(error) from None
 
     def _damaged(self, error: Exception) -> DataError:
-        return DataError(
-            f"source: {str(self.path)!r} is not a sound parquet file: {' '.join(str(error).split())[:200]}"
-        )
+        return DataError(f"source: {str(self.path)!r} is not a sound parquet file: {reason_of(error)}")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from siamesenorm.data.atomic import sha256_of
 from siamesenorm.errors import DataError
 
 SPLITS = ("train", "validation")
@@ -74,6 +76,22 @@ class Source(ABC):
     @abstractmethod
     def read(self, piece: Piece, reading: Reading, skipped: Counter[str]) -> Iterator[Document]:
         """The documents of a piece in order; those left out are counted by reason."""
+
+
+@dataclass(frozen=True)
+class FileSource(Source):
+    """A source that is one file."""
+
+    name: str
+    path: Path
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self.path.stat().st_size
+
+    def sha256(self) -> str:
+        """Of the bytes on disk."""
+        return sha256_of(self.path)
 
 
 def pieces_by_size(sizes: Sequence[int], target: int) -> list[Piece]:

@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from siamesenorm.data.atomic import BLOCK, sha256_of
-from siamesenorm.data.documents import Document, Piece, Reading, Source, decode_text, refuse, sound_text
+from siamesenorm.data.atomic import BLOCK
+from siamesenorm.data.documents import Document, FileSource, Piece, Reading, decode_text, refuse, sound_text
 from siamesenorm.data.reading import parse_json
 from siamesenorm.errors import DataError
 
@@ -22,20 +22,8 @@ LOOK = 4096
 """Bytes of a file that tell whether it is text."""
 
 
-@dataclass(frozen=True)
-class DocumentFile(Source):
+class DocumentFile(FileSource):
     """A file of documents."""
-
-    name: str
-    path: Path
-
-    def size(self) -> int:
-        """Bytes on disk."""
-        return self.path.stat().st_size
-
-    def sha256(self) -> str:
-        """Of the bytes on disk."""
-        return sha256_of(self.path)
 
     @property
     def packed(self) -> bool:

@@ -53,7 +53,7 @@ class Shard(IndexPart):
     boundaries_sha256: Hash
 
 
-class Split(IndexPart):
+class SplitEntry(IndexPart):
     """The shards of a split in order, with their sums."""
 
     tokens: Count
@@ -107,7 +107,7 @@ class Index(IndexPart):
     tokenizer: TokenizerEntry
     sources: list[SourceEntry]
     skipped: dict[str, Count]
-    splits: dict[Literal["train", "validation"], Split]
+    splits: dict[Literal["train", "validation"], SplitEntry]
 
     def files(self) -> Iterator[tuple[str, str, int | None]]:
         """Name, SHA-256 and, for token files, size in bytes of every file beside the index."""
@@ -150,7 +150,7 @@ def holds_index(folder: Path, form: str) -> bool:
         return False
 
 
-def write_index(folder: Path, index: Index) -> None:
+def write_index(folder: Path, index: IndexPart) -> None:
     """Write the index, whole or not at all."""
     write_json(folder / INDEX, index.model_dump())
 

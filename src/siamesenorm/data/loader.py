@@ -49,8 +49,8 @@ class BatchLoader(Batches):
     def _next(self) -> Batch:
         if self.prefetch and self._ahead is None:
             self._ahead = _Ahead(self, self._sample, self.prefetch)
-        made: Batch = self._ahead.take() if self._ahead else self.make(self._sample)
-        return made
+        batch: Batch = self._ahead.take() if self._ahead else self.make(self._sample)
+        return batch
 
     def make(self, sample: int) -> Batch:
         """The rank's part of the global batch that starts at a sample."""
@@ -71,7 +71,7 @@ class _Ahead:
 
     def __init__(self, loader: BatchLoader, sample: int, depth: int) -> None:
         self._make, self._step = loader.make, loader.global_batch_size
-        self._made: queue.Queue[Batch | BaseException] = queue.Queue()
+        self._queue: queue.Queue[Batch | BaseException] = queue.Queue()
         self._room = threading.Semaphore(depth)
         self._stopped = False
         self._thread = threading.Thread(target=self._run, args=(sample,), name="batches", daemon=True)
@@ -80,18 +80,18 @@ class _Ahead:
     def _run(self, sample: int) -> None:
         try:
             while self._room.acquire() and not self._stopped:
-                self._made.put(self._make(sample))
+                self._queue.put(self._make(sample))
                 sample += self._step
         except BaseException as error:
-            self._made.put(error)
+            self._queue.put(error)
 
     def take(self) -> Batch:
-        made = self._made.get()
+        batch = self._queue.get()
         self._room.release()
-        if isinstance(made, BaseException):
-            self._made.put(made)
-            raise made
-        return made
+        if isinstance(batch, BaseException):
+            self._queue.put(batch)
+            raise batch
+        return batch
 
     def stop(self) -> None:
         self._stopped = True

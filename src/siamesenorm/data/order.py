@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from siamesenorm.errors import DataError
 
-Samples = NDArray[np.int64]
+SampleNumbers = NDArray[np.int64]
 ROUNDS = 4
 SLOTS = 10_000
-"""Samples in which a mixture has exactly its shares; a weight is rounded to a ten-thousandth."""
+"""SampleNumbers in which a mixture has exactly its shares; a weight is rounded to a ten-thousandth."""
 
 
-def shuffled(samples: Samples, size: int, seed: int) -> Samples:
+def shuffled(samples: SampleNumbers, size: int, seed: int) -> SampleNumbers:
     """Where each sample lies among `size` items: every run of `size` samples is a permutation of its own.
 
     A Feistel network on a grid of a × b >= size cells: each round adds a hash of one coordinate to the other, which
@@ -41,8 +41,8 @@ def _walk(
     cells: NDArray[np.uint64], keys: NDArray[np.uint64], height: np.uint64, width: np.uint64
 ) -> NDArray[np.uint64]:
     row, column = np.divmod(cells, width)
-    for turn in range(ROUNDS):
-        salt = keys + np.uint64(turn)
+    for number in range(ROUNDS):
+        salt = keys + np.uint64(number)
         row = (row + _mix(salt ^ (column << np.uint64(8))) % height) % height
         column = (column + _mix(~salt ^ (row << np.uint64(8))) % width) % width
     return row * width + column
@@ -70,7 +70,7 @@ class Order:
         self._edges = np.cumsum([0, *self.sizes])
         self._slots = None if weights is None else _slots(weights, len(self.sizes))
 
-    def locate(self, samples: Samples) -> tuple[Samples, Samples]:
+    def locate(self, samples: SampleNumbers) -> tuple[SampleNumbers, SampleNumbers]:
         """Corpus and sequence of samples."""
         if self._slots is None:
             places = shuffled(samples, int(self._edges[-1]), self.seed)
@@ -92,7 +92,7 @@ class Order:
         counts = rounds * np.diff(self._slots) + np.bincount(corpora, minlength=len(self.sizes))
         return [int(count) / size for count, size in zip(counts, self.sizes, strict=True)]
 
-    def _drawn(self, samples: Samples, slots: Samples) -> tuple[Samples, Samples]:
+    def _drawn(self, samples: SampleNumbers, slots: SampleNumbers) -> tuple[SampleNumbers, SampleNumbers]:
         """Corpus of each sample, and how many were drawn from that corpus in the slots before its own."""
         places = shuffled(samples, SLOTS, self.seed)
         corpora = np.searchsorted(slots, places, side="right") - 1
@@ -100,7 +100,7 @@ class Order:
         return corpora, samples // SLOTS * shares[corpora] + places - slots[corpora]
 
 
-def _slots(weights: Sequence[float], count: int) -> Samples:
+def _slots(weights: Sequence[float], count: int) -> SampleNumbers:
     """Edges of the corpora among the slots, by largest remainder."""
     if len(weights) != count:
         raise DataError(f"weights: {len(weights)} given for {count} corpora; one each is needed")

@@ -27,7 +27,7 @@ from siamesenorm.data.index import (
     Index,
     Settings,
     SourceEntry,
-    Split,
+    SplitEntry,
     TokenizerEntry,
     check_settings,
     write_index,
@@ -81,7 +81,7 @@ def prepare(
 
     sources: files, folders, embedded corpora (python-code, python-docs, arithmetic) or ``hf:NAME``.
     out: the folder to write.
-    tokenizer, eos: ``byte``, a tokenizer.json or its folder; the token that ends a document, if not a usual one.
+    tokenizer, eos: ``byte``, a tokenizer.json or its folder; the token that ends a document, if not a common one.
     format, pattern: auto, text, jsonl or parquet; which files of a folder, such as ``*.txt``.
     field: the JSONL field or column that holds the text.
     unit: what of a text file is one document: file, line or paragraph.
@@ -92,7 +92,7 @@ def prepare(
     shard_bytes: bytes of text per shard; by default a 64th of all, from 1 MiB to 256 MiB.
     workers: processes; by default one per core.
     overwrite: replace another preparation in the folder, which stays until this one is whole.
-    progress: is told what is done; see `siamesenorm.data.workers.Progress`.
+    progress: called with what is done; see `siamesenorm.data.workers.Progress`.
     """
     settings = check_settings(
         seed=seed, validation=validation, field=field, unit=unit, invalid=invalid, shard_bytes=shard_bytes
@@ -234,7 +234,7 @@ def _assemble(
     splits = {}
     for name in SPLITS:
         shards = [record.shards[name] for record in records if name in record.shards]
-        splits[name] = Split(
+        splits[name] = SplitEntry(
             tokens=sum(shard.tokens for shard in shards),
             documents=sum(shard.documents for shard in shards),
             text_bytes=sum(shard.text_bytes for shard in shards),

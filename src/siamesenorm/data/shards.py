@@ -27,8 +27,8 @@ from siamesenorm.data.tokenizer import Tokenizer
 BATCH = 1 << 22
 """Bytes of text that are encoded at a time."""
 
-Progress = Callable[[int, int], None]
-"""Hears of bytes of text read and tokens made since it was last called."""
+ChunkProgress = Callable[[int, int], None]
+"""Called with the bytes of text read and the tokens made since the last call."""
 
 
 class ChunkRecord(IndexPart):
@@ -117,7 +117,7 @@ class TokenShardWriter:
         )
 
 
-def write_chunk(work: Work, tokenizer: Tokenizer, chunk: Chunk, progress: Progress) -> ChunkRecord:
+def write_chunk(work: Work, tokenizer: Tokenizer, chunk: Chunk, progress: ChunkProgress) -> ChunkRecord:
     """Write the shards of a chunk, then the record that they are finished."""
     skipped: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
@@ -139,7 +139,9 @@ def record_path(folder: Path, number: int) -> Path:
 SplitBatch = tuple[list[str], list[tuple[str, str, str]], int]
 
 
-def _batches(work: Work, chunk: Chunk, skipped: Counter[str], progress: Progress) -> Iterator[dict[str, SplitBatch]]:
+def _batches(
+    work: Work, chunk: Chunk, skipped: Counter[str], progress: ChunkProgress
+) -> Iterator[dict[str, SplitBatch]]:
     """Documents by split, about `BATCH` bytes at a time."""
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     rows: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}

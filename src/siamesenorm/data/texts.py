@@ -59,13 +59,7 @@ def _tokens(name: str, split: str | None, tokenizer: str, sha256: str) -> Tokens
         if document.split == (split or "train") and document.text.strip()
     ]
     title = name if split is None else f"{name} ({split})"
-    return tokens_in_memory(texts, chosen, title) if texts else _none(chosen, title)
-
-
-def _none(tokenizer: Tokenizer, name: str) -> Tokens:
-    return Tokens(
-        [], name=name, eos_id=tokenizer.eos_id, vocab_size=tokenizer.vocab_size, fingerprint=tokenizer.fingerprint
-    )
+    return tokens_in_memory(texts, chosen, title) if texts else Tokens.encoded(chosen, [], title)
 
 
 def embedded_tokens(

@@ -155,7 +155,7 @@ def load_tokenizer(name: str | Path, eos: str | None = None) -> Tokenizer:
     """The built-in tokenizer ``byte``, a tokenizer.json, or the one in a folder.
 
     eos: the token that ends a document; default: what the folder's tokenizer_config.json says, or the first of the
-    usual ones that the file holds.
+    common ones that the file holds.
     """
     if str(name) == "byte":
         return _byte_tokenizer(eos)

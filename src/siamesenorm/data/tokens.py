@@ -82,6 +82,12 @@ class Tokens:
         kinds = {part.dtype for part in self._parts}
         self.dtype = np.dtype("<u4") if np.dtype("<u4") in kinds else np.dtype("<u2")
 
+    @classmethod
+    def encoded(cls, tokenizer: Tokenizer, parts: Sequence[TokenIds], name: str, **more: Any) -> Tokens:
+        """Ids in memory that a tokenizer has made; more: `text_bytes`, `marks`."""
+        eos, size = tokenizer.eos_id, tokenizer.vocab_size
+        return cls(parts, name=name, eos_id=eos, vocab_size=size, fingerprint=tokenizer.fingerprint, **more)
+
     def __len__(self) -> int:
         return int(self._edges[-1])
 
@@ -160,14 +166,7 @@ def tokens_in_memory(texts: Iterable[str], tokenizer: Tokenizer, name: str) -> T
     if not held:
         raise DataError(f"data: {name!r} holds no document")
     flat, _ = tokenizer.encode_documents(held)
-    return Tokens(
-        [flat],
-        name=name,
-        eos_id=tokenizer.eos_id,
-        vocab_size=tokenizer.vocab_size,
-        fingerprint=tokenizer.fingerprint,
-        text_bytes=sum(len(text.encode()) for text in held),
-    )
+    return Tokens.encoded(tokenizer, [flat], name, text_bytes=sum(len(text.encode()) for text in held))
 
 
 def _prepared(folder: Path, split: str) -> Tokens:

@@ -8,7 +8,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -18,6 +18,10 @@ from siamesenorm.data.tokenizer import Tokenizer, tokenizer_from_json
 
 REFRESH = 0.2
 """Seconds between two looks at the workers' counters."""
+
+
+ProgressCallback = Callable[[int], None]
+"""Called with the number of items that were finished since the last call."""
 
 
 class Progress:

@@ -29,8 +29,7 @@ from siamesenorm.tasks.harness import resolve_tasks
 from siamesenorm.terminal import progress_bar
 from siamesenorm.train.folder import plain_numbers
 from siamesenorm.train.inference import Inference
-from siamesenorm.train.stored import Stored, open_stored
-from siamesenorm.train.trained import open_language_model, open_trained
+from siamesenorm.train.trained import Stored, open_language_model, open_stored, open_trained
 
 PERPLEXITIES = ("bits_per_byte", "byte_perplexity", "token_perplexity", "word_perplexity", "nats_per_token")
 
@@ -60,14 +59,7 @@ def evaluate_run(run: Path, place: Inference, spread: bool = False) -> RunEvalua
     model = place.spread(trained) if isinstance(trained, Stored) else place.ready(trained.model)
     world = place.world
     with torch.no_grad(), place.autocast():
-        metrics = task.evaluate(
-            model,
-            rank=world.data_rank,
-            world_size=world.data_size,
-            average=world.mean,
-            final=True,
-            gather=world.gather_data,
-        )
+        metrics = task.evaluate(model, world.ranks(final=True))
     confusion = task.confusion if isinstance(task, ClassificationTask) else None
     settings = {"device": str(place.device), "precision": place.precision, "processes": world.size}
     facts = {"command": command_line(), "run": str(run), "step": trained.step, "settings": settings}

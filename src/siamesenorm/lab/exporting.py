@@ -20,8 +20,7 @@ from siamesenorm.lab.sampling import open_generator
 from siamesenorm.language_folder import is_model
 from siamesenorm.opening import open_source
 from siamesenorm.tasks.corpora import saved_template
-from siamesenorm.train.stored import is_export, open_stored, save_stored
-from siamesenorm.train.trained import run_tokenizer
+from siamesenorm.train.trained import is_export, open_stored, run_tokenizer, save_stored
 
 FORMATS = ("diffusers", "gguf", "hf", "safetensors")
 DTYPES = ("float32", "bfloat16", "float16")

@@ -87,7 +87,7 @@ class Attention(nn.Module):
     needs: what the topology wants inside (`Topology.needs(place)`).
     qk_norm: the model's own wish, ``none``, ``head`` or ``projection``; a topology's wish goes before it.
     qkv_bias: whether queries, keys and values have a bias; default: as `bias`, which is the output's too.
-    query_factor: what queries are multiplied by, beside the usual 1/sqrt(head_dim).
+    query_factor: what queries are multiplied by, beside the standard 1/sqrt(head_dim).
     windowed: whether it takes the context of blocks with a window, where that is another.
     norm: makes the inner norms. layer: number of this attention in the cache.
     """
@@ -141,14 +141,14 @@ class Attention(nn.Module):
         return self.out(o if self.out_norm is None else self.out_norm(o))
 
     def attend_all(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
-        """Attention of turned heads (batch, tokens, heads, head_dim) to themselves and to the cache, the same shape."""
+        """Attention of rotated heads (batch, tokens, heads, head_dim) to themselves and the cache, the same shape."""
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if context.cache is not None:
             k, v = context.cache.update(self.layer, k, v)
         return self.attend(q, k, v, context.visible, 0.0).transpose(1, 2)
 
     def attend_next(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
-        """The same of one token whose heads are not yet turned: on CPU, all of it in one compiled step."""
+        """The same of one token whose heads are not yet rotated: on CPU, all of it in one compiled step."""
         cache, seen = context.cache, context.visible
         if isinstance(cache, KeyValueCache) and seen.mask is None:
             keys, values = cache.keys[self.layer], cache.values[self.layer]
@@ -161,11 +161,10 @@ class Attention(nn.Module):
     def project(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (batch, tokens, heads, head_dim), normed where asked."""
         q, k, v = self.split(self.qkv(h))
-        q, k, v = self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
-        return self.scaled(q), k, v
+        return self.scaled(self.normed(q, self.q_norm)), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
 
     def project_and_rotate(self, h: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor, Tensor]:
-        """`project`, with queries and keys turned by their positions."""
+        """`project`, with queries and keys rotated by their positions."""
         qkv = self.qkv(h)
         if self.q_norm is None:
             q, k, v = split_and_rotate(qkv.unflatten(2, (-1, self.head_dim)), self.heads, self.kv_heads, cos_sin)

@@ -96,20 +96,6 @@ def logits_cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = 
     return _of_logits(rows, flat, (flat != ignore_index).sum().clamp(min=1), ignore_index, z_weight)
 
 
-def token_losses(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, ignore_index: int = -100, chunk: int | None = None
-) -> Tensor:
-    """The loss of every token by itself (0 where ignored), for evaluation: no gradient is recorded."""
-    with torch.no_grad():
-        rows, flat = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-        chunk = chunk or chunk_tokens(weight.shape[0])
-        losses = [
-            F.cross_entropy(F.linear(h, weight).float(), y, ignore_index=ignore_index, reduction="none")
-            for h, y in zip(rows.split(chunk), flat.split(chunk), strict=True)
-        ]
-        return torch.cat(losses).view(labels.shape)
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(

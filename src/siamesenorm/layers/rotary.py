@@ -1,8 +1,8 @@
-"""Rotary positions (RoPE, arXiv 2104.09864): queries and keys turned by an angle that grows with their position.
+"""Rotary positions (RoPE, arXiv 2104.09864): queries and keys rotated by an angle that grows with their position.
 
-The pairs that turn together are feature i and feature i + head_dim/2 ("rotate half"), as in OLMo, Llama and their
-kin. Where only some features turn, they are the first of each half. Angles are made in float32 whatever the model's
-dtype: in bfloat16 position 1000 could not be told from 1003.
+The pairs that rotate together are feature i and feature i + head_dim/2 ("rotate half"), as in OLMo, Llama and their
+kin. Where only some features rotate, they are the first of each half. Angles are made in float32 whatever the model's
+dtype: in bfloat16 position 1000 could not be distinguished from 1003.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ the axis of 1 stands for the heads."""
 
 @dataclass(frozen=True)
 class Rotary:
-    """How fast every pair of features turns."""
+    """How fast every pair of features rotates."""
 
     theta: float = 10000.0
-    turned: int | None = None
-    """How many features of a head turn; None: all."""
+    rotary_dim: int | None = None
+    """How many features of a head rotate; None: all."""
     scaling: Scaling | None = None
 
     def cos_sin(self, positions: Tensor, head_dim: int) -> CosSin:
         """cos and sin of every position, for positions (tokens,) or (batch, tokens)."""
-        return rotary_cos_sin(positions, head_dim, self.theta, turned=self.turned, scaling=self.scaling)
+        return rotary_cos_sin(positions, head_dim, self.theta, rotary_dim=self.rotary_dim, scaling=self.scaling)
 
 
 def rotary_cos_sin(
@@ -39,11 +39,11 @@ def rotary_cos_sin(
     head_dim: int,
     theta: float = 10000.0,
     *,
-    turned: int | None = None,
+    rotary_dim: int | None = None,
     scaling: Scaling | None = None,
 ) -> CosSin:
     """cos and sin of every position, for positions (tokens,) or (batch, tokens); see `Rotary`."""
-    width = head_dim if turned is None else turned
+    width = head_dim if rotary_dim is None else rotary_dim
     steps = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
     frequencies = 1.0 / theta ** (steps / max(width, 1))
     if scaling is not None:
@@ -53,18 +53,18 @@ def rotary_cos_sin(
     angles = positions.to(torch.float32)[..., None, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     if scaling is not None and scaling.attention_factor != 1:
-        size = torch.where(frequencies > 0, scaling.attention_factor, 1.0)  # what does not turn stays as it is
+        size = torch.where(frequencies > 0, scaling.attention_factor, 1.0)  # what does not rotate stays as it is
         cos, sin = cos * size, sin * size
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(x: Tensor, cos_sin: CosSin) -> Tensor:
-    """Turn heads ``x`` of shape (batch, tokens, heads, head_dim) by their positions."""
+    """Rotate heads ``x`` of shape (batch, tokens, heads, head_dim) by their positions."""
     return rotary(x, x.shape[2], *cos_sin)
 
 
 def split_and_rotate(qkv: Tensor, heads: int, kv_heads: int, cos_sin: CosSin) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of one fused projection (batch, tokens, all heads, head_dim), the first two turned."""
+    """Queries, keys and values of one fused projection (batch, tokens, all heads, head_dim), the first two rotated."""
     if torch.compiler.is_compiling():  # a copy of the values would be for nothing
         q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
         return rotate(q, cos_sin), rotate(k, cos_sin), v

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from siamesenorm.layers.attention import Attention
-from siamesenorm.layers.linear import Linear
 from siamesenorm.residual.base import SublayerNeeds
 from siamesenorm.residual.norms import NormFactory
 
@@ -25,9 +24,10 @@ class VisionAttention(Attention):
         bias: bool = True,
         qkv_bias: bool = True,
     ) -> None:
-        super().__init__(dim, heads, heads, dim // heads, needs=needs, norm=norm, qk_norm=qk_norm, bias=bias)
-        if qkv_bias != bias:
-            self.qkv = Linear(dim, 3 * dim, bias=qkv_bias)
+        head_dim = dim // heads
+        super().__init__(
+            dim, heads, heads, head_dim, needs=needs, norm=norm, qk_norm=qk_norm, bias=bias, qkv_bias=qkv_bias
+        )
 
     def forward(self, h: Tensor) -> Tensor:  # type: ignore[override]  # nothing to share between layers
         """(batch, tokens, dim) to the same."""

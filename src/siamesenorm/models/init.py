@@ -32,14 +32,19 @@ DRAWN = (nn.Linear, nn.Conv2d, nn.Embedding)
 class FirstWeights(ABC):
     """Gives every parameter of a model its first value: ``FirstWeights(model, seed).fill()``.
 
-    around: may allocate a part of a model on ``meta`` before, and shard it afterwards; the values are the same.
+    part_context: may allocate a part of a model on ``meta`` before, and shard it afterwards; the values are the same.
     """
 
     model: Stack[Any]
     config: Any
 
-    def __init__(self, model: Stack[Any], seed: int | None = None, around: PartContext = nullcontext) -> None:
-        self.model, self.config, self.rule, self.around = model, model.config, model.residual.init_rule, around
+    def __init__(self, model: Stack[Any], seed: int | None = None, part_context: PartContext = nullcontext) -> None:
+        self.model, self.config, self.rule, self.part_context = (
+            model,
+            model.config,
+            model.residual.init_rule,
+            part_context,
+        )
         there = next(model.parameters()).device
         self.device = torch.device("cpu") if there.type == "meta" else there
         self.generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
@@ -77,7 +82,7 @@ class FirstWeights(ABC):
     @contextmanager
     def part(self, part: nn.Module) -> Iterator[None]:
         """A part whose weights are drawn inside; all else in it has its values already."""
-        with self.around(part):
+        with self.part_context(part):
             with self.draws_of_its_own():
                 self.constants(part)
             yield

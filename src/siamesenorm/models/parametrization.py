@@ -23,33 +23,12 @@ queries, keys and values, whose matrices (one per head) grow in one direction on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-
-class Sized(Protocol):
-    """What configurations of models say of their size."""
-
-    @property
-    def dim(self) -> int:
-        """Width."""
-
-    @property
-    def blocks(self) -> int:
-        """Depth."""
-
-    @property
-    def parametrization(self) -> str:
-        """standard or completep."""
-
-    @property
-    def base_width(self) -> int | None:
-        """Width of the base."""
-
-    @property
-    def base_depth(self) -> int | None:
-        """Depth of the base."""
+if TYPE_CHECKING:
+    from siamesenorm.models.stack_config import StackConfig
 
 
 class Factors(NamedTuple):
@@ -60,22 +39,22 @@ class Factors(NamedTuple):
     eps: float = 1.0
 
 
-def base_width(config: Sized) -> int:
+def base_width(config: StackConfig) -> int:
     """The width that laws of width are read at: the base's, or the model's own."""
     return config.base_width if config.parametrization == "completep" and config.base_width else config.dim
 
 
-def base_depth(config: Sized) -> int:
+def base_depth(config: StackConfig) -> int:
     """The number of blocks that laws of depth are read at: the base's, or the model's own."""
     return config.base_depth if config.parametrization == "completep" and config.base_depth else config.blocks
 
 
-def width_ratio(config: Sized) -> float:
+def width_ratio(config: StackConfig) -> float:
     """m_N."""
     return config.dim / base_width(config)
 
 
-def depth_ratio(config: Sized) -> float:
+def depth_ratio(config: StackConfig) -> float:
     """m_L."""
     return config.blocks / base_depth(config)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from siamesenorm.models.init import PartContext
 
 REORDERED = "row_order"
-"""Attribute of a module whose rows were put into another order before they were split (train/layout.py)."""
+"""Attribute of a module whose rows were put into another order before they were split (train/tensor_layout.py)."""
 
 
 def whole_parts(model: nn.Module, seed: int | None) -> PartContext:

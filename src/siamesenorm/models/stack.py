@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from siamesenorm.models.init import FirstWeights, PartContext
-from siamesenorm.models.parametrization import width_ratio
+from siamesenorm.models.parametrization import base_depth, width_ratio
 from siamesenorm.models.sharded_init import whole_parts
-from siamesenorm.residual import Place, Topology
+from siamesenorm.residual import Norms, NormSpec, Place, Residual, Topology
 from siamesenorm.residual.flow import Streams, output_of
 from siamesenorm.residual.hooks import BACKWARD, FORWARD, everywhere, has_hooks
 from siamesenorm.residual.ramp import ramps_of
@@ -31,7 +31,7 @@ Context = Any
 """What all blocks of one pass share: angles and masks, a condition, or nothing."""
 
 
-class Behind(NamedTuple):
+class BlockReport(NamedTuple):
     """What stands behind a block's streams in what hooks on the block see of its output."""
 
     layout: Any
@@ -85,11 +85,11 @@ class Block(nn.Module):
         *tensors, behind = super().__call__(*tensors, layout=layout, context=context)
         return pytree.tree_unflatten(tensors, behind.layout), behind.reported
 
-    def forward(self, *streams: Tensor, layout: Any, context: Context = None) -> tuple[Tensor | Behind, ...]:
+    def forward(self, *streams: Tensor, layout: Any, context: Context = None) -> tuple[Tensor | BlockReport, ...]:
         """The call as hooks see it."""
         carried, reported = self.run(pytree.tree_unflatten(streams, layout), context)
         tensors, layout = pytree.tree_flatten(carried)
-        return *tensors, Behind(layout, reported)
+        return *tensors, BlockReport(layout, reported)
 
     def run(self, streams: Streams, context: Context) -> tuple[Streams, tuple[Any, ...]]:
         """The call inside of hooks: compiled where it is and nothing else than then is asked for."""
@@ -195,8 +195,20 @@ class Stack(nn.Module, ABC, Generic[Config]):
     def make_ffn(self, place: Place) -> nn.Module:
         """The FFN of a place in the stack."""
 
-    def make_blocks(self, topology: Topology) -> None:
-        """Build the blocks on a topology, which hands its links over to them."""
+    def make_blocks(self, norm: NormSpec | Norms, fused: bool, drop_path: Sequence[float] = ()) -> None:
+        """Build the configuration's topology and the blocks on it, to which it hands its links over."""
+        c: Any = self.config
+        topology = Residual(
+            c.topology,
+            c.dim,
+            c.blocks,
+            norm=norm,
+            dropout=c.dropout,
+            drop_path=drop_path or 0.0,
+            base_blocks=base_depth(c),
+            fused=fused,
+            needs="met",
+        )
         links, places = list(topology.links), topology.places
         del topology.links
         topology.links = links  # type: ignore[assignment]  # a plain list: the blocks own them now
@@ -208,13 +220,13 @@ class Stack(nn.Module, ABC, Generic[Config]):
         sublayers = [part for block in self.blocks for name, part in block.named_children() if name != "links"]
         topology.lent = [ramp for sublayer in sublayers for ramp in ramps_of(sublayer)]
 
-    def init_weights(self, seed: int | None = None, around: PartContext = nullcontext) -> None:
+    def init_weights(self, seed: int | None = None, part_context: PartContext = nullcontext) -> None:
         """First values for every parameter, the same for the same seed; see `siamesenorm.models.init`.
 
-        Parameters may be sharded (`fully_shard`) and get the values of the unsharded model. Whatever is around parts
-        brings them to memory by itself; without it, ``to_empty`` comes before.
+        Parameters may be sharded (`fully_shard`) and get the values of the unsharded model. A `part_context`
+        allocates the memory of each part by itself; without it, ``to_empty`` comes before.
         """
-        self.first_weights(self, seed, whole_parts(self, seed) if around is nullcontext else around).fill()
+        self.first_weights(self, seed, whole_parts(self, seed) if part_context is nullcontext else part_context).fill()
 
     def through(self, x: Tensor, context: Context = None) -> tuple[Tensor, list[Any]]:
         """The stack's output for an embedding, and what its blocks reported."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
-import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import Batch as Batch
+from siamesenorm.data.batches import Batches
 from siamesenorm.field_errors import PlainModel
 from siamesenorm.tasks.metrics import Metric, Metrics
 from siamesenorm.tasks.sharing import Gather, Sharing, is_divided
 
 Average = Callable[[dict[str, float]], dict[str, float]]
-"""Means of numbers over the processes."""
 INIT = ("init", "first_loss")
 """Starts of the names of fields that decide first weights."""
 LIMITS = {"dim": 2**17, "blocks": 4096, "heads": 2**12, "ffn_dim": 2**20}
@@ -47,16 +46,21 @@ class Section(PlainModel):
 class Ranks(NamedTuple):
     """Who evaluates: this rank of so many, and how they put their numbers together."""
 
-    rank: int
-    world_size: int
-    average: Average
-    final: bool
+    rank: int = 0
+    world_size: int = 1
+    average: Average = dict
+    """Means of numbers over the ranks."""
+    final: bool = False
     """Whether it is after the last step."""
     gather: Gather | None = None
+    """How ranks tell each other of what is no number to average; without it, each does such work by itself."""
 
     def sharing(self, model: nn.Module) -> Sharing:
         """Work that is shared request by request; alone, where ranks cannot tell each other of it."""
         return Sharing() if self.gather is None else Sharing(self.rank, self.world_size, self.gather, is_divided(model))
+
+
+ALONE = Ranks()
 
 
 class Loss(NamedTuple):
@@ -66,24 +70,6 @@ class Loss(NamedTuple):
     """Mean over the samples' parts that count; what is differentiated."""
     metrics: dict[str, Tensor]
     """Detached means by name; ``loss`` is the one that is watched and shown."""
-
-
-class Loader(Protocol):
-    """A rank's batches without end; its whole state is the number of samples that all ranks have been given."""
-
-    @property
-    def sample(self) -> int:
-        """Samples given so far."""
-
-    def seek(self, sample: int) -> None:
-        """Go on from here."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def __next__(self) -> Batch: ...
-
-    def close(self) -> None:
-        """Stop reading ahead."""
 
 
 class Task(ABC):
@@ -133,7 +119,7 @@ class Task(ABC):
         return []
 
     @abstractmethod
-    def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> Loader:
+    def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> Batches:
         """Batches of a rank from a sample on."""
 
     @abstractmethod
@@ -147,27 +133,9 @@ class Task(ABC):
         """
         return None
 
-    @torch.no_grad()
-    def evaluate(
-        self,
-        model: nn.Module,
-        *,
-        rank: int,
-        world_size: int,
-        average: Average,
-        final: bool,
-        gather: Gather | None = None,
-    ) -> dict[str, float]:
-        """Metrics on held-out data; every rank calls it and gets the same.
-
-        final: after the last step. gather: how ranks tell each other of what is no number to average; without it,
-        each of them does what cannot be shared otherwise by itself.
-        """
-        return self.measure(model, Ranks(rank, world_size, average, final, gather))
-
     @abstractmethod
-    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
-        """What `evaluate` gives, by this rank and the others among which the held-out data are divided."""
+    def evaluate(self, model: nn.Module, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Metrics on held-out data, which ranks divide among themselves; every rank calls it and gets the same."""
 
     @classmethod
     def metric(cls, name: str) -> Metric | None:

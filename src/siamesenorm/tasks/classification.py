@@ -16,7 +16,7 @@ from siamesenorm.data.images.loader import TestImages, TrainingImages
 from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm, seeded
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform, per_channel
 from siamesenorm.models.vit import VisionTransformer, ViTConfig, count_vit
-from siamesenorm.tasks.base import Batch, Loss, Ranks, Task, check_limits
+from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Task, check_limits
 from siamesenorm.tasks.classification_config import (
     ClassificationEvaluationConfig,
     ClassificationLossConfig,
@@ -25,7 +25,7 @@ from siamesenorm.tasks.classification_config import (
 from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.distillation import Teacher, distillation_loss
 from siamesenorm.tasks.images import ImageTask
-from siamesenorm.tasks.metrics import Metric, Metrics
+from siamesenorm.tasks.metrics import Metric, Metrics, entropy
 
 EVALUATION, CONFUSION = "evaluation.json", "confusion.csv"
 """What the last evaluation found, beside a finished run's weights."""
@@ -141,7 +141,8 @@ class ClassificationTask(ImageTask):
         metrics["distillation"] = learnt.detach()
         return Loss((1 - config.alpha) * loss + config.alpha * learnt, metrics)
 
-    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, ranks: Ranks = ALONE) -> dict[str, float]:
         """Loss, accuracy and top-5 accuracy of the held-out images; `confusion` then has the classes."""
         if self.held_out is None:
             return {}
@@ -149,7 +150,7 @@ class ClassificationTask(ImageTask):
         counts = torch.zeros(classes * classes, dtype=torch.float64, device=device)
         nats = torch.zeros((), dtype=torch.float64, device=device)
         top = torch.zeros((), dtype=torch.float64, device=device)
-        for batch in self.held_out.batches(self.evaluation.at_once, rank=among.rank, world_size=among.world_size):
+        for batch in self.held_out.batches(self.evaluation.at_once, rank=ranks.rank, world_size=ranks.world_size):
             counted = batch["counted"].to(device)
             logits, labels = model(batch["image"].to(device)).float()[counted], batch["label"].to(device)[counted]
             nats += F.cross_entropy(logits, labels, reduction="sum").double()
@@ -158,19 +159,19 @@ class ClassificationTask(ImageTask):
             top += (best == labels[:, None]).any(dim=1).sum()
         matrix = counts.reshape(classes, classes).cpu().numpy()
         sums = {"nats": nats.item(), "top": top.item(), "images": float(matrix.sum()), "right": float(np.trace(matrix))}
-        if among.gather is not None:
-            matrix = np.sum(among.gather(matrix), axis=0)
-        means = among.average(sums)
+        if ranks.gather is not None:
+            matrix = np.sum(ranks.gather(matrix), axis=0)
+        means = ranks.average(sums)
         total = max(means["images"], 1e-9)
         names = self.images.class_names
-        self.confusion = Confusion(matrix, names) if among.world_size == 1 or among.gather is not None else None
+        self.confusion = Confusion(matrix, names) if ranks.world_size == 1 or ranks.gather is not None else None
         metrics = {"loss": means["nats"] / total, "accuracy": means["right"] / total}
         if classes > TOP:
             metrics["top5"] = means["top"] / total
         return metrics
 
     def measures(self) -> Metrics:
-        """The best five are not asked for among so few classes."""
+        """The best five are not asked for ranks so few classes."""
         few = self.model_config.classes <= TOP
         return {name: metric for name, metric in super().measures().items() if not (few and name == "top5")}
 
@@ -178,9 +179,7 @@ class ClassificationTask(ImageTask):
         """Entropy of the frequencies of classes, smoothed as the labels are; mixing does not change them."""
         counts = np.bincount(self.images.labels, minlength=self.model_config.classes)
         smoothing = self.loss_config.smoothing
-        shares = (1 - smoothing) * counts / counts.sum() + smoothing / self.model_config.classes
-        shares = shares[shares > 0]
-        return float(-(shares * np.log(shares)).sum())
+        return entropy((1 - smoothing) * counts / counts.sum() + smoothing / self.model_config.classes)
 
     @classmethod
     def for_evaluation(cls, config: Any) -> Task:

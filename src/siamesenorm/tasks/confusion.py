@@ -20,11 +20,11 @@ class Confusion:
 
     @property
     def accuracy(self) -> float:
-        """Share of all images that were told right."""
+        """Share of all images that were classified right."""
         return float(np.trace(self.counts) / max(self.counts.sum(), 1))
 
     def by_class(self) -> dict[str, float | None]:
-        """Share of each class's images that were told right; None where there are none."""
+        """Share of each class's images that were classified right; None where there are none."""
         totals = self.counts.sum(axis=1)
         shares = [float(c / t) if t else None for c, t in zip(np.diag(self.counts), totals, strict=True)]
         return dict(zip(self.class_names, shares, strict=True))

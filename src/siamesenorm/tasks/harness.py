@@ -164,7 +164,7 @@ def make_adapter(
             until = settings.get("until") or []
             stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
             ended = ends_with(stops, tokenizer.decode)
-            (made,) = generate(inner, [ids], max_new_tokens=most, stop_tokens=[tokenizer.eos_id], stop_when=ended)
-            return before(tokenizer.decode(made), stops)
+            (answer,) = generate(inner, [ids], max_new_tokens=most, stop_tokens=[tokenizer.eos_id], stop_when=ended)
+            return before(tokenizer.decode(answer), stops)
 
     return Adapter()

@@ -51,7 +51,7 @@ class ImageTask(Task):
 
     unit = "images"
     in_parts = True
-    model_class: ClassVar[Any]
+    model_class: ClassVar[Callable[..., nn.Module]]
     """Made from the model section, with a seed where it is to have its first weights."""
     count: ClassVar[Callable[[Any], Counts]]
     """What such a model costs."""
@@ -102,13 +102,11 @@ class ImageTask(Task):
     @classmethod
     def model_of(cls, config: Any) -> nn.Module:
         """The model of a configuration."""
-        made: nn.Module = cls.model_class(config.model)
-        return made
+        return cls.model_class(config.model)
 
     def build_model(self) -> nn.Module:
         """The model with its first weights."""
-        made: nn.Module = self.model_class(self.model_config, seed=self.seed)
-        return made
+        return type(self).model_class(self.model_config, seed=self.seed)
 
     def loader(self, *, rank: int, world_size: int, sample: int, pin_memory: bool) -> ImageLoader:
         """A rank's part of each global batch."""

@@ -23,19 +23,17 @@ from siamesenorm.models.counts import FLOAT32
 from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
 from siamesenorm.models.lm.counts import count_lm, flops_of_token
 from siamesenorm.residual.kernels.eager import planned
-from siamesenorm.tasks.base import Batch, Loss, Ranks, Task, check_limits
+from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Task, check_limits
 from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
 from siamesenorm.tasks.language_config import LanguageEvaluationConfig, TextDataConfig
 from siamesenorm.tasks.likelihood import log_likelihoods
-from siamesenorm.tasks.metrics import Metric, Metrics, harness_metric
+from siamesenorm.tasks.metrics import FREQUENCY_TOKENS, Metric, Metrics, entropy, harness_metric
 from siamesenorm.tasks.sharing import Sharing
 
 FIRST_TOKENS = 2**16
 """Tokens of an array that are looked at before anything is written."""
 EVALUATED = 2**14
 """Tokens that are evaluated together, where evaluation.at_once says nothing."""
-FREQUENCY_TOKENS = 2**18
-"""Tokens that frequencies are counted over."""
 
 
 class LanguageTask(Task):
@@ -176,9 +174,10 @@ class LanguageTask(Task):
         some = self.data_config.document_masking or self.data.marked
         return (batch["labels"] != IGNORED).sum() if some else None
 
-    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, ranks: Ranks = ALONE) -> dict[str, float]:
         """Perplexity of the held-out texts, together and each, and arithmetic accuracy where asked for."""
-        sums = {name: self._sums(model, data, among) for name, data in self.held_out.items()}
+        sums = {name: self._sums(model, data, ranks) for name, data in self.held_out.items()}
         metrics: dict[str, float] = {}
         if sums:
             nats, tokens = (sum(part) for part in zip(*sums.values(), strict=True))
@@ -188,10 +187,10 @@ class LanguageTask(Task):
         if self._scored_whole() and sums:
             total = sum(data.tokens.text_bytes or 0 for data in self.held_out.values())
             metrics["bits_per_byte"] = nats / math.log(2) / total
-        sharing = among.sharing(model)
+        sharing = ranks.sharing(model)
         if self.evaluation.arithmetic:
             metrics |= self._arithmetic(model, sharing)
-        if among.final and self.evaluation.lm_eval:
+        if ranks.final and self.evaluation.lm_eval:
             from siamesenorm.tasks.harness import run_tasks
 
             found, self.harness_directions = run_tasks(
@@ -200,7 +199,7 @@ class LanguageTask(Task):
             metrics |= found
         return metrics
 
-    def _sums(self, model: nn.Module, data: ValidationData, among: Ranks) -> tuple[float, float]:
+    def _sums(self, model: nn.Module, data: ValidationData, ranks: Ranks) -> tuple[float, float]:
         """Nats and scored tokens, of all ranks together up to a common factor.
 
         A batch has the same sequences on any number of ranks, so that their losses are the same numbers.
@@ -209,12 +208,12 @@ class LanguageTask(Task):
         device = next(model.parameters()).device
         nats = torch.zeros((), dtype=torch.float64, device=device)
         tokens = 0
-        for batch in data.batches(size, rank=among.rank, world_size=among.world_size):
+        for batch in data.batches(size, rank=ranks.rank, world_size=ranks.world_size):
             counted = int((batch["labels"] != IGNORED).sum())
             inputs = {name: values.to(device) for name, values in batch.items()}
             nats += self.loss(model, inputs).metrics["loss"].double() * counted
             tokens += counted
-        means = among.average({"nats": nats.item(), "tokens": tokens})
+        means = ranks.average({"nats": nats.item(), "tokens": tokens})
         return means["nats"], max(means["tokens"], 1e-9)
 
     def _scored_whole(self) -> bool:
@@ -316,9 +315,7 @@ class LanguageTask(Task):
         if self.data.marked:
             labels = self.data.batch(samples)["labels"].numpy()
             learnt = labels[labels != IGNORED]
-        counts = np.bincount(learnt)
-        shares = counts[counts > 0] / counts.sum()
-        return float(-(shares * np.log(shares)).sum())
+        return entropy(np.bincount(learnt))
 
     def save_extras(self, folder: Path) -> None:
         """tokenizer.json, so that a run generates and exports wherever its data is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,9 @@ class Likelihood(NamedTuple):
     """Whether always taking the likeliest token gives it."""
 
 
-def log_likelihoods(
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    pairs: Sequence[tuple[str, str]],
-    max_length: int,
-    sharing: Sharing | None = None,
-) -> list[float]:
-    """Sum of the log-probabilities of each continuation's tokens; see `likelihoods`."""
-    return [found.total for found in likelihoods(model, tokenizer, pairs, max_length, sharing)]
+def log_likelihoods(*given: Any, **more: Any) -> list[float]:
+    """Sum of the log-probabilities of each continuation's tokens; takes what `likelihoods` takes."""
+    return [found.total for found in likelihoods(*given, **more)]
 
 
 @torch.no_grad()

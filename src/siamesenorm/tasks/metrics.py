@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from siamesenorm.data.held_out import LEAST as LEAST_TOKENS
 
@@ -17,6 +21,10 @@ DECIDED_BY = {
     "documents": "evaluation.lm_eval",
 }
 """What decides how many there are."""
+
+
+FREQUENCY_TOKENS = 2**18
+"""Tokens that frequencies are counted over."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,12 @@ HARNESS = {
     **dict.fromkeys(("bits_per_byte", "brier_score", "byte_perplexity", "perplexity", "ter", "word_perplexity"), False),
 }
 """Which way metrics of the lm-evaluation-harness point; of others a run records what the harness says."""
+
+
+def entropy(shares: NDArray[Any]) -> float:
+    """Nats of a distribution, or of counts, which are divided by their sum."""
+    shares = shares[shares > 0] / shares.sum()
+    return float(-(shares * np.log(shares)).sum())
 
 
 def harness_metric(name: str) -> Metric:

@@ -10,7 +10,6 @@ with given(Given(make_model, array)):
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from siamesenorm.data.batches import to_device
 from siamesenorm.errors import DataError
-from siamesenorm.tasks.base import Batch, Loss, Ranks, Section, Task
+from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Section, Task
 from siamesenorm.tasks.corpora import open_corpus, open_held_out
 from siamesenorm.tasks.language_config import TextDataConfig
 from siamesenorm.tasks.metrics import Metric, Metrics
@@ -33,6 +33,7 @@ from siamesenorm.tasks.own_data import (
     FunctionSource,
     OwnLoader,
     TokenSource,
+    call_problem,
     rows_of,
     seeded,
 )
@@ -166,13 +167,14 @@ class OwnTask(Task):
         others = {str(name): torch.as_tensor(value).detach().to(total).reshape(()) for name, value in more.items()}
         return Loss(total, {"loss": total.detach(), **others})
 
-    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, ranks: Ranks = ALONE) -> dict[str, float]:
         """Means over the held-out batches, each by its rows."""
         device = next(model.parameters()).device
         sums: dict[str, float] = {}
         rows = 0
         for batch in self.source.held_out(self.batch_size):
-            moved = torch.utils._pytree.tree_map_only(Tensor, lambda values: values.to(device), batch)
+            moved = to_device(batch, device)
             count = rows_of(batch)
             for name, value in self.loss(model, {"batch": moved}).metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * count
@@ -313,7 +315,7 @@ def check_model(task: OwnTask) -> None:
         task.source.check()
     batch = task.source.batch(task.seed, 0, task.batch_size)
     device = next(model.parameters()).device
-    moved = torch.utils._pytree.tree_map_only(Tensor, lambda values: values.to(device), batch)
+    moved = to_device(batch, device)
     with seeded(task.seed):
         loss = task.loss(model, {"batch": moved})
     if not loss.total.requires_grad:
@@ -327,11 +329,7 @@ def check_maker(make_model: Any, topology: str) -> None:
             f"model: a {type(make_model).__name__} is not allowed; it takes a function that is given a topology and "
             "returns a fresh model"
         )
-    try:
-        inspect.signature(make_model).bind(topology)
-    except TypeError as error:
+    if problem := call_problem(make_model, topology):
         raise DataError(
-            f"model: {name_of(make_model)} cannot be given a topology ({error}); it takes a function of one argument"
-        ) from None
-    except ValueError:  # what is written in C has no signature
-        pass
+            f"model: {name_of(make_model)} cannot be given a topology ({problem}); it takes a function of one argument"
+        )

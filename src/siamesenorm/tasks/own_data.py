@@ -26,9 +26,8 @@ from siamesenorm.data.packing import TrainingData
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokens import Tokens
 from siamesenorm.errors import DataError
+from siamesenorm.tasks.metrics import FREQUENCY_TOKENS, entropy
 
-FREQUENCY_TOKENS = 2**18
-"""Tokens that frequencies are counted over."""
 SPLITS = ("train", "val")
 """What a function is asked for."""
 BATCHES = 20
@@ -102,9 +101,9 @@ class TokenSource(BatchSource):
             if len(ids) < NEEDED:
                 raise DataError(f"data: {len(ids):,} tokens are too few to hold some out; it takes {NEEDED:,} or more")
             ids, held = ids[:-count], ids[-count:]
-        made = cls([Tokens([ids], name="data")], [Tokens([held], name="validation")], length)
-        made.sha256 = hashlib.sha256(ids.tobytes() + held.tobytes()).hexdigest()
-        return made
+        source = cls([Tokens([ids], name="data")], [Tokens([held], name="validation")], length)
+        source.sha256 = hashlib.sha256(ids.tobytes() + held.tobytes()).hexdigest()
+        return source
 
     def batch(self, seed: int, sample: int, size: int) -> tuple[Tensor, Tensor]:
         """Sequences in the order of the seed."""
@@ -127,9 +126,7 @@ class TokenSource(BatchSource):
 
     def chance_loss(self) -> float:
         """Entropy of the frequencies of tokens."""
-        counts = np.bincount(self.train[0].read(0, min(len(self.train[0]), FREQUENCY_TOKENS)))
-        shares = counts[counts > 0] / counts.sum()
-        return float(-(shares * np.log(shares)).sum())
+        return entropy(np.bincount(self.train[0].read(0, min(len(self.train[0]), FREQUENCY_TOKENS))))
 
 
 def as_tokens(array: Any, name: str) -> Any:
@@ -202,14 +199,10 @@ class FunctionSource(BatchSource):
     ) -> None:
         self.function, self.batches, self.validation = function, batches, validation or function
         for name, asked in (("data", self.function), ("validation", self.validation)):
-            try:
-                inspect.signature(asked).bind(SPLITS[0])
-            except TypeError as error:
+            if problem := call_problem(asked, SPLITS[0]):
                 raise DataError(
-                    f"{name}: the function cannot be given a split ({error}); it takes one of 'train' or 'val'"
-                ) from None
-            except ValueError:  # what is written in C has no signature
-                continue
+                    f"{name}: the function cannot be given a split ({problem}); it takes one of 'train' or 'val'"
+                )
 
     def batch(self, seed: int, sample: int, size: int) -> Any:
         """What it gives for training."""
@@ -244,6 +237,17 @@ class FunctionSource(BatchSource):
     def held_out_size(self, size: int) -> int:
         """Rows of all batches."""
         return sum(rows_of(batch) for batch in self.held_out(size))
+
+
+def call_problem(function: Callable[..., Any], argument: object) -> str:
+    """Why a function cannot be called with one argument; nothing where it can."""
+    try:
+        inspect.signature(function).bind(argument)
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # what is written in C has no signature
+        pass
+    return ""
 
 
 def same(batch: Any, other: Any) -> bool:

@@ -39,9 +39,9 @@ class Sharing:
         if self.size == 1:
             yield from map(work, parts)
             return
-        for turn in in_turns(parts, self.size):
-            mine = turn[self.rank : self.rank + 1] or turn[:1] * self.together
-            yield from self._answers(work, mine)[: len(turn)]
+        for batch in in_batches(parts, self.size):
+            mine = batch[self.rank : self.rank + 1] or batch[:1] * self.together
+            yield from self._answers(work, mine)[: len(batch)]
 
     def split(self, items: Sequence[Part], work: Callable[[list[Part]], Sequence[Result]]) -> list[Result]:
         """Results for all items in order, where ``work`` takes a list and this process's is every size-th item."""
@@ -69,11 +69,11 @@ class Sharing:
         return [result for result, _ in answers]
 
 
-def in_turns(parts: Iterable[Part], size: int) -> Iterator[tuple[Part, ...]]:
+def in_batches(parts: Iterable[Part], size: int) -> Iterator[tuple[Part, ...]]:
     """So many parts after each other at a time."""
     left = iter(parts)
-    while turn := tuple(islice(left, size)):
-        yield turn
+    while batch := tuple(islice(left, size)):
+        yield batch
 
 
 def is_divided(model: nn.Module) -> bool:

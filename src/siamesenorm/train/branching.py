@@ -17,10 +17,10 @@ from siamesenorm.data.atomic import sync_folder, whole_file, write_json
 from siamesenorm.data.removal import scratch_folder
 from siamesenorm.data.replacement import rename_free
 from siamesenorm.errors import ConfigError
-from siamesenorm.train.checkpoint_folder import RUN, CheckpointFolder
+from siamesenorm.train.checkpoint.folder import RUN, CheckpointFolder
+from siamesenorm.train.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, check
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.folder import CHECKPOINTS, CONFIG, METRICS, RunFolder, read_lines
-from siamesenorm.train.manifest import MANIFEST, CheckpointError, Manifest, check
 from siamesenorm.train.recipes import parse_config
 from siamesenorm.train.schedule import decay_steps
 from siamesenorm.train.yaml import write_yaml
@@ -66,18 +66,18 @@ def new_run(
         raise ConfigError(f"{field}: {str(place)!r} is there already; it takes a new folder")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with scratch_folder(place.parent, place.name) as made:
-            checkpoint(made / CHECKPOINTS)
-            with whole_file(made / METRICS) as file:
+        with scratch_folder(place.parent, place.name) as scratch:
+            checkpoint(scratch / CHECKPOINTS)
+            with whole_file(scratch / METRICS) as file:
                 lines = read_lines(trunk.path / METRICS)
                 file.write("".join(line for line, record in lines if record["step"] <= at).encode())
             for name, text in {**(beside or {}), CONFIG: write_yaml(config.as_dict())}.items():
-                with whole_file(made / name) as file:
+                with whole_file(scratch / name) as file:
                     file.write(text.encode())
-            RunFolder(made).event(event, at, message)
-            RunFolder(made).write_status("interrupted", step=at, steps=config.steps, message=message)
-            sync_folder(made)
-            rename_free(made, place)
+            RunFolder(scratch).event(event, at, message)
+            RunFolder(scratch).write_status("interrupted", step=at, steps=config.steps, message=message)
+            sync_folder(scratch)
+            rename_free(scratch, place)
     except OSError as error:
         raise ConfigError.failed(field, place, "written", error) from None
 

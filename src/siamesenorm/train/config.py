@@ -16,7 +16,7 @@ from siamesenorm.tasks.base import HOW, HowComputed, Section
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 LARGEST_STEPS = 10**9
 LARGEST_BATCH = 2**24
-Count = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
+BatchCount = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
 
 class OptimizerConfig(Section):
@@ -69,7 +69,7 @@ class StepsConfig(Section):
         default=None, gt=0, le=10**6, description="Passes over the training data, in whole steps; or steps or tokens."
     )
     batch_size: int = Field(ge=1, le=LARGEST_BATCH, description="Samples per step, of all processes together.")
-    micro_batch_size: Annotated[Count | Literal["auto"] | None, HOW] = Field(
+    micro_batch_size: Annotated[BatchCount | Literal["auto"] | None, HOW] = Field(
         default=None,
         description="Samples that a process computes at a time, at most; its share of the batch is accumulated. "
         "auto: as many as fit into memory by estimate; null: its whole share.",

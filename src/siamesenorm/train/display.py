@@ -33,9 +33,6 @@ class Display:
         """The run is over."""
 
 
-QuietDisplay = Display
-
-
 class ConsoleDisplay(Display):
     """A line with loss, learning rate, gradient norm, throughput, utilisation and time left."""
 

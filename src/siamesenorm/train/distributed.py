@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from siamesenorm.errors import ConfigError
-from siamesenorm.train.agent import watch_agent
-from siamesenorm.train.rendezvous import ProcessPlace, meet, of_process, refuse
+from siamesenorm.train.torchrun import ProcessPlace, meet, of_process, refuse, watch_agent
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from siamesenorm.tasks.base import Ranks
     from siamesenorm.train.config import ParallelConfig
 
 Value = TypeVar("Value")
@@ -65,9 +65,8 @@ class World:
         self.timeout = timedelta(seconds=timeout)
         check_experts(self)
         if pp > 1 and self.mode == "ddp" and self.stage_size > 1:
-            raise ConfigError(
-                f"parallel.mode: 'ddp' is not allowed with parallel.pp = {pp} on {size} processes; "
-                f"it takes fsdp, hsdp or tp"
+            raise ConfigError.not_allowed(
+                "parallel.mode", "ddp", "fsdp, hsdp or tp", when=f"with parallel.pp = {pp} on {size} processes"
             )
         self._meshes: Meshes | None = None
 
@@ -199,6 +198,12 @@ class World:
         found = dict(reversed(self.gather((self.data_rank, value))))
         return [found[rank] for rank in range(self.data_size)]
 
+    def ranks(self, final: bool) -> Ranks:
+        """These processes as evaluation sees them; final: after the last step."""
+        from siamesenorm.tasks.base import Ranks
+
+        return Ranks(self.data_rank, self.data_size, self.mean, final, self.gather_data)
+
     def from_main(self, value: Value, group: dist.ProcessGroup | None = None) -> Value:
         """The main process's value, to all."""
         if self.size == 1:
@@ -285,7 +290,7 @@ class Meshes:
 
 
 def sentence_of(error: Exception) -> str:
-    """What other processes are told of an error in this one."""
+    """The message that other processes get of an error in this one."""
     if isinstance(error, ValueError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -333,7 +338,7 @@ def check_experts(world: World) -> None:
     if world.ep == 1:
         return
     if world.size > 1 and world.mode not in ("fsdp", *GROUPED):
-        raise ConfigError(f"parallel.ep: {world.ep} is not allowed with {world.mode}; it takes fsdp, hsdp or tp")
+        raise ConfigError.not_allowed("parallel.ep", world.ep, "fsdp, hsdp or tp", when=f"with {world.mode}")
     over = world.data_size // world.copies
     if over % world.ep:
         raise ConfigError(

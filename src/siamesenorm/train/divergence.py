@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from siamesenorm.train.config import DivergenceConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.layout import plain_name
+from siamesenorm.train.tensor_layout import local, plain_name
 
 Kind = Literal["non_finite", "spike", "plateau"]
 Action = Literal["go_on", "skip", "rollback", "stop"]
@@ -126,9 +126,9 @@ class DivergenceMonitor:
 def largest_gradient(model: nn.Module) -> Tensor:
     """Which of the parameters has the largest gradient, of what this process holds: a number on the device."""
     parameters = list(model.parameters())
-    grads = [None if p.grad is None else _local(p.grad) for p in parameters]
+    grads = [None if p.grad is None else local(p.grad) for p in parameters]
     norms = iter(torch._foreach_norm([grad for grad in grads if grad is not None]))
-    none = _local(parameters[0]).new_full((), -1.0, dtype=torch.float32)
+    none = local(parameters[0]).new_full((), -1.0, dtype=torch.float32)
     return torch.stack([none if grad is None else next(norms).to(none) for grad in grads]).argmax()
 
 
@@ -155,7 +155,7 @@ def locate(
     parameters = [(plain_name(name), parameter) for name, parameter in model.named_parameters()]
     if verdict.kind == "spike":
         name, parameter = parameters[int(largest_gradient(model)) if largest is None else largest]
-        size = 0.0 if parameter.grad is None else float(_local(parameter.grad).norm())
+        size = 0.0 if parameter.grad is None else float(local(parameter.grad).norm())
         return f"largest gradient: {max(world.gather((size, name)), key=lambda found: found[0])[1]}"
     broken = agreed(next((name for name, parameter in parameters if not _finite(parameter)), None))
     if broken is not None:
@@ -188,10 +188,5 @@ def first_activation(model: nn.Module, again: Callable[[], object]) -> str | Non
     return found[0] if found else None
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """What this process holds of a sharded tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
 def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(_local(tensor.detach())).all())
+    return bool(torch.isfinite(local(tensor.detach())).all())

@@ -10,7 +10,8 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.display import clock
 from siamesenorm.train.distributed import World
 from siamesenorm.train.engine import Engine
-from siamesenorm.train.memory import check_memory, gib, memory_need
+from siamesenorm.train.memory import check_memory, memory_need
+from siamesenorm.train.planning.hardware import gib
 from siamesenorm.train.recipes import in_steps
 
 STEPS = 3

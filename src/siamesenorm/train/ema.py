@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from siamesenorm.train.parallel import by_mesh
+from siamesenorm.train.parallel.gradients import by_mesh
 
 LAG = 9
 """A rising average reaches back over a ninth of the steps so far; (1 + t) / (10 + t) in code that counts from 0."""

@@ -17,27 +17,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from siamesenorm.data.batches import to_device
 from siamesenorm.errors import ConfigError
 from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
 from siamesenorm.tasks.base import Batch, Loss
 from siamesenorm.train.activations import checkpoint_activations
+from siamesenorm.train.checkpoint.manifest import ManifestEntry
+from siamesenorm.train.checkpoint.state import AVERAGED
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import largest_gradient
 from siamesenorm.train.ema import WeightAverage
-from siamesenorm.train.expert_parallel import idle_part
-from siamesenorm.train.layout import plain_name
-from siamesenorm.train.manifest import Entry
+from siamesenorm.train.init_from import Starting
 from siamesenorm.train.micro_batch import MicroBatches
 from siamesenorm.train.optimizer import build_optimizer, set_lr
-from siamesenorm.train.parallel import apply_parallelism, clip_gradients, compile_pays, gradient_sync
+from siamesenorm.train.parallel import apply_parallelism, clip_gradients
+from siamesenorm.train.parallel.experts import idle_part
+from siamesenorm.train.parallel.gradients import gradient_sync
+from siamesenorm.train.parallel.parallelize import compile_pays
+from siamesenorm.train.parallel.pipeline import Pipeline, check_pipeline
+from siamesenorm.train.parallel.sequence import divides_tokens
 from siamesenorm.train.parameters import choose_parameters, has_lora, start_factors
-from siamesenorm.train.pipeline import Pipeline, check_pipeline
 from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import lr_factor
-from siamesenorm.train.sequence_parallel import divides_tokens
-from siamesenorm.train.starting import Starting
+from siamesenorm.train.tensor_layout import plain_name
 from siamesenorm.train.weights import export_weights
 
 MIXER = 0x9E3779B97F4A7C15
@@ -124,7 +128,7 @@ class Engine:
         self.flops_per_sample = self.task.flops_per_sample(model)
         self.trained = choose_parameters(model, self.config)
         if has_lora(self.config) and self.world.mode == "tp" and self.world.size > 1:
-            raise ConfigError("parallel.mode: 'tp' is not allowed with factors of LoRA; it takes ddp, fsdp or hsdp")
+            raise ConfigError.not_allowed("parallel.mode", "tp", "ddp, fsdp or hsdp", when="with factors of LoRA")
         # backward computes gradients of all activations, but of trained weights alone
         self.flops_per_sample *= (2 + self.trained.share) / 3
         checkpoint_activations(model, self.config.train.activation_checkpointing, self.config.train.checkpointed_every)
@@ -152,7 +156,7 @@ class Engine:
     def compute(self, step: int) -> StepResult:
         """Take the next batch, make its gradients and clip them."""
         sample = self.loader.sample
-        self.batch = self._to_device(next(self.loader))
+        self.batch = self._next_batch()
         metrics = self.gradients(step)
         self.precision.unscale(self.optimizer)
         norm = clip_gradients(self.model, self.config.optimizer.clip or math.inf)
@@ -164,11 +168,15 @@ class Engine:
             self.halted = torch.maximum(self.halted, (~fit).to(self.halted))
         return StepResult(step, sample, tuple(metrics), values)
 
+    def _next_batch(self) -> Batch:
+        batch: Batch = next(self.loader)
+        return batch if self.world.device.type == "cpu" else to_device(batch, self.world.device)
+
     def compute_again(self, computed: StepResult) -> None:
         """The gradients of an earlier step once more; the loader is behind its batch then."""
         if self.loader.sample != computed.sample + self.config.train.batch_size:
             self.loader.seek(computed.sample)
-            self.batch = self._to_device(next(self.loader))
+            self.batch = self._next_batch()
         self.gradients(computed.step)
 
     def gradients(self, step: int) -> dict[str, Tensor]:
@@ -201,7 +209,7 @@ class Engine:
             with gradient_sync(self.model, number == len(parts)), counting:
                 with self.precision.autocast():
                     loss = self.task.loss(self.model, part)
-                self.precision.backward(loss.total * share)
+                self.precision.scaled(loss.total * share).backward()
             yield loss
 
     def apply(self, step: int) -> None:
@@ -231,43 +239,19 @@ class Engine:
         mixed = (self.config.train.seed * MIXER + step * 2**16 + place) % 2**63
         torch.manual_seed(mixed)
 
-    def _to_device(self, batch: Batch) -> Batch:
-        if self.world.device.type == "cpu":
-            return batch
-        return torch.utils._pytree.tree_map_only(
-            Tensor, lambda values: values.to(self.world.device, non_blocking=True), batch
-        )
-
     # Between steps ---------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _evaluating(self) -> Any:
-        """Averaged weights if there are any, no dropout, no gradients."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(self.precision.autocast())
-            if self.average is not None:
-                stack.enter_context(self.average.applied())
-            self.model.eval()
-            try:
-                yield
-            finally:
-                self.model.train()
-
     def evaluate(self, final: bool = False) -> dict[str, float]:
-        """The task's metrics on held-out data, which processes share."""
-        world = self.world
+        """The task's metrics on held-out data, which processes share; of averaged weights if there are any."""
         # What DDP wraps, by itself: its own forward would talk to processes that have other work to do.
         model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
-        with self._evaluating():
-            return self.task.evaluate(
-                model,
-                rank=world.data_rank,
-                world_size=world.data_size,
-                average=world.mean,
-                final=final,
-                gather=world.gather_data,
-            )
+        averaged = contextlib.nullcontext() if self.average is None else self.average.applied()
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.precision.autocast(), averaged:
+                return self.task.evaluate(model, self.world.ranks(final))
+        finally:
+            self.model.train()
 
     def state(self, progress: dict[str, Any]) -> dict[str, Any]:
         """Everything a checkpoint holds; reading it back changes this engine in place."""
@@ -275,7 +259,7 @@ class Engine:
         return {
             "model": self.model,
             "optimizer": self.optimizer,
-            "tensors": self._averaged("ema."),
+            "tensors": self._averaged(AVERAGED),
             "progress": progress,
         }
 
@@ -291,7 +275,7 @@ class Engine:
             return {}
         return {prefix + plain_name(name): tensor for name, tensor in self.average.average.items()}
 
-    def export(self, file: Path) -> Entry | None:
+    def export(self, file: Path) -> ManifestEntry | None:
         """Weights, averaged ones if there are any, as one safetensors file; the main process gets its checksum."""
         return export_weights(self.model, file, self._averaged() or None, is_main=self.world.is_main)
 

@@ -19,21 +19,21 @@ import json
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from siamesenorm.data.atomic import sync_folder, whole_file, write_json
+from siamesenorm.data.atomic import locked, sync_folder, whole_file, write_json
+from siamesenorm.data.index import Count as Count
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import parse_json, read_model
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_tree
 from siamesenorm.data.replacement import Replacement
 from siamesenorm.errors import ConfigError, DataError, shown
-from siamesenorm.train import checkpoint_folder
+from siamesenorm.train.checkpoint import folder as checkpoint_folder
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.recipes import load_recipe, parse_config
 from siamesenorm.train.resuming import refused_change
@@ -72,7 +72,6 @@ State = Literal["running", "finished", "diverged", "interrupted", "failed"]
 Mode = Literal["auto", "resume", "restart"]
 
 
-Count = Annotated[int, Field(ge=0, lt=2**62)]
 Figures = dict[str, float | None]
 
 
@@ -210,22 +209,22 @@ class RunFolder:
     def _clear_left(self) -> None:
         """Remove what killed writers have left behind."""
         remove_entries(self.path, LEFT)
-        for name, made in FOLDERS.items():
+        for name, own in FOLDERS.items():
             for left in filter(re.compile(hidden_names(name)).fullmatch, names_in(self.path)):
                 with contextlib.suppress(OSError):
-                    remove_tree(self.path / left, made)
+                    remove_tree(self.path / left, own)
 
     def _set_aside(self, swap: Replacement) -> None:
         """Take all that the run has written out of its place; a folder that is a link elsewhere is emptied."""
         for name in FILES:
             swap.set_aside(self.path / name)
-        for name, made in FOLDERS.items():
+        for name, own in FOLDERS.items():
             folder = self.path / name
             if not folder.is_symlink():
-                swap.set_aside(folder, made)
+                swap.set_aside(folder, own)
                 continue
             for inner in names_in(folder):
-                if not made.fullmatch(inner):
+                if not own.fullmatch(inner):
                     raise NotOurs(f"{str(folder / inner)!r} was not made by this program; move it away")
                 swap.set_aside(folder / inner, checkpoint_folder.CHECKPOINT)
 
@@ -274,25 +273,16 @@ class RunFolder:
 
         A folder that was made for the lock alone goes with it.
         """
-        if sys.platform == "win32":
-            yield
-            return
-        import fcntl
-
         fresh = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
+        refusal = ConfigError(f"run: another process is training in {str(self.path)!r}; wait or stop it")
+        with locked(self.path / LOCK, os.O_RDWR | os.O_CREAT, refusal):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"run: another process is training in {str(self.path)!r}; wait or stop it") from None
-            yield
-        finally:
-            if fresh:
-                with contextlib.suppress(OSError):  # a run has begun in it
-                    remove_tree(self.path, re.compile(re.escape(LOCK)))
-            os.close(descriptor)
+                yield
+            finally:
+                if fresh:
+                    with contextlib.suppress(OSError):  # a run has begun in it
+                        remove_tree(self.path, re.compile(re.escape(LOCK)))
 
 
 class MetricsFile:

@@ -27,14 +27,14 @@ from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.moe import MoE
 from siamesenorm.models.stack import Block
 from siamesenorm.tasks.sharing import Sharing
+from siamesenorm.train.checkpoint.state import model_tensors
 from siamesenorm.train.config import ParallelConfig
 from siamesenorm.train.distributed import CHANNEL_TIMEOUT, World
-from siamesenorm.train.layout import place, row_orders
 from siamesenorm.train.parallel import apply_parallelism
 from siamesenorm.train.precision import DTYPES
-from siamesenorm.train.rendezvous import ProcessPlace
-from siamesenorm.train.stored import Stored
-from siamesenorm.train.training_state import model_tensors
+from siamesenorm.train.tensor_layout import place, row_orders
+from siamesenorm.train.torchrun import ProcessPlace
+from siamesenorm.train.trained import Stored
 
 Module = TypeVar("Module", bound=nn.Module)
 Part = TypeVar("Part")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self
 
 ASKING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
-Own = TypeVar("Own", bound="Interruption")
-
-
 class Interruption:
-    """While entered, remembers the signal that asked to stop. Signals that were ignored before (nohup) stay so."""
+    """While entered, keeps the signal that asked to stop. Signals that were ignored before (nohup) stay so."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -33,7 +30,7 @@ class Interruption:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
 
-    def __enter__(self: Own) -> Own:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # others get no signals
             for number in ASKING:
                 if (before := signal.getsignal(number)) not in (signal.SIG_IGN, None):

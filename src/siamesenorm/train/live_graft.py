@@ -22,18 +22,16 @@ from torch import Tensor
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm.blending import Carried
 from siamesenorm.train.branching import checkpoint_at, new_run
-from siamesenorm.train.checkpoint import Checkpoint, CheckpointStore
+from siamesenorm.train.checkpoint.manifest import CheckpointError
+from siamesenorm.train.checkpoint.state import AVERAGED
+from siamesenorm.train.checkpoint.store import Checkpoint, CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.folder import RunFolder
-from siamesenorm.train.manifest import CheckpointError
 from siamesenorm.train.optimizer import build_optimizer
 from siamesenorm.train.progress import check_progress
 from siamesenorm.train.recipes import parse_config
-from siamesenorm.train.training_state import AVERAGED
-
-Carried = Mapping[str, str]
-"""Parameters of the new model that go on as one of the old: their names, each with the name there."""
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,20 @@ import torch
 
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.train.branching import checkpoint_at
-from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.checkpoint.store import CheckpointStore
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.display import Display, QuietDisplay
+from siamesenorm.train.display import Display
 from siamesenorm.train.distributed import World
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine, StepResult
 from siamesenorm.train.facts import Facts
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Mode, RunFolder
+from siamesenorm.train.init_from import starting_weights
 from siamesenorm.train.interruption import Interruption
 from siamesenorm.train.memory import check_memory
 from siamesenorm.train.progress import Result, RunProgress
 from siamesenorm.train.recipes import in_steps
 from siamesenorm.train.resuming import changes
-from siamesenorm.train.starting import starting_weights
 from siamesenorm.train.trackers import check_trackers
 from siamesenorm.train.weights import check_weights
 
@@ -82,7 +82,7 @@ def train(
             changed = changes(run.config(), config) if world.is_main and run.exists and mode != "restart" else []
             world.agree_with_main(lambda: run.begin(config, mode))
             world.agree_with_main(lambda: facts.begin(anew=mode == "restart"))
-            progress = RunProgress(engine, run, display or QuietDisplay(), changed, keep_state=keep_state)
+            progress = RunProgress(engine, run, display or Display(), changed, keep_state=keep_state)
             stack.callback(progress.close)
             progress.begin(at)
             result = Loop(progress).run()

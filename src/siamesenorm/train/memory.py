@@ -14,6 +14,7 @@ from siamesenorm.tasks import Task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.parameters import share_of
+from siamesenorm.train.planning.hardware import gib
 from siamesenorm.train.planning.layouts import layout_of
 from siamesenorm.train.planning.needs import need_of
 from siamesenorm.train.planning.profile import UncountableError
@@ -187,8 +188,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return []
-
-
-def gib(size: float) -> str:
-    """Bytes in GiB."""
-    return f"{size / 2**30:,.1f} GiB"

@@ -13,7 +13,7 @@ from siamesenorm.tasks.base import Batch
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
 from siamesenorm.train.memory import AMPLE, Room, free_memory, least_memory, memory_need, sharing
-from siamesenorm.train.pipeline import takes
+from siamesenorm.train.parallel.pipeline import takes
 
 FILLED = 0.9
 """Share of the free memory that ``auto`` fills, as `siamesenorm.train.planning` counts."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from siamesenorm.train.layout import local, own_part, usual_rows, whole
+from siamesenorm.train.tensor_layout import local, own_part, stored_rows, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic polynomial; torch's."""
@@ -61,8 +61,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float,
     ) -> None:
         self.adamw = adamw(others) if others else None
-        made = self.adamw.param_groups if self.adamw else []
-        super().__init__([*made, *hidden], {"lr": lr, "momentum": momentum})
+        super().__init__([*(self.adamw.param_groups if self.adamw else ()), *hidden], {"lr": lr, "momentum": momentum})
         self.fused = dict(fused)
 
     @torch.no_grad()
@@ -126,9 +125,9 @@ def holds_whole_matrices(parameter: DTensor) -> bool:
 
 def orthogonal(tensor: Tensor, fused: Fused) -> Tensor:
     """Each matrix of a whole parameter for itself, by `newton_schulz`."""
-    usual = tensor if fused.order is None else usual_rows(tensor, fused.order)
-    made = newton_schulz(usual.reshape(-1, fused.rows, tensor.shape[-1])).reshape(tensor.shape)
-    return made if fused.order is None else made[fused.order.to(made.device)]
+    rows = tensor if fused.order is None else stored_rows(tensor, fused.order)
+    update = newton_schulz(rows.reshape(-1, fused.rows, tensor.shape[-1])).reshape(tensor.shape)
+    return update if fused.order is None else update[fused.order.to(update.device)]
 
 
 def newton_schulz(matrices: Tensor) -> Tensor:

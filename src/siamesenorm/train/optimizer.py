@@ -20,9 +20,9 @@ from torch import nn
 from siamesenorm.errors import ConfigError
 from siamesenorm.models.parametrization import Factors, parameter_factors
 from siamesenorm.train.config import OptimizerConfig
-from siamesenorm.train.layout import plain_name, row_orders, unwrap
 from siamesenorm.train.muon import Fused, Muon
 from siamesenorm.train.parallel import uniform_groups
+from siamesenorm.train.tensor_layout import plain_name, row_orders, unwrap
 
 LR_FACTORS = "lr_factors"
 """Attribute of an optimiser, in the order of its groups: beside these, which checkpoints hold."""
@@ -108,14 +108,18 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     elif hidden:
         optimizer = Muon(hidden, others, hidden_matrices(model), adamw, lr=config.lr, momentum=config.momentum)
     elif hidden_matrices(model):
-        raise ConfigError(
-            "optimizer.kind: 'muon' is not allowed with this train.parameters, which has no matrix of attention or "
-            "FFN for it; it takes adamw"
+        raise ConfigError.not_allowed(
+            "optimizer.kind",
+            "muon",
+            "adamw",
+            when="with this train.parameters, which has no matrix of attention or FFN for it",
         )
     else:
-        raise ConfigError(
-            f"optimizer.kind: 'muon' is not allowed for {type(unwrap(model)).__name__}; it takes models with sublayers "
-            "that name their matrices (hidden_matrices)"
+        raise ConfigError.not_allowed(
+            "optimizer.kind",
+            "muon",
+            "models with sublayers that name their matrices (hidden_matrices)",
+            when=f"for {type(unwrap(model)).__name__}",
         )
     setattr(optimizer, LR_FACTORS, factors)
     return optimizer

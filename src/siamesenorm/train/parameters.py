@@ -18,9 +18,9 @@ from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.lora import LoraLinear, is_factor
 from siamesenorm.models.stack import Stack
 from siamesenorm.residual.norms import Norm
+from siamesenorm.train.checkpoint.state import model_tensors
 from siamesenorm.train.config import LoraConfig, RunConfig
-from siamesenorm.train.layout import place, plain_name, unwrap
-from siamesenorm.train.training_state import model_tensors
+from siamesenorm.train.tensor_layout import place, plain_name, unwrap
 
 FIELD = "train.parameters"
 SHOWN = 4

@@ -51,12 +51,8 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Backward of the loss, scaled where small gradients would vanish."""
-        self.scaled(loss).backward()
-
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss as backward takes it."""
+        """The loss as backward takes it, scaled where small gradients would vanish."""
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from siamesenorm.data.reading import first_of
 from siamesenorm.errors import ConfigError
 from siamesenorm.tasks.metrics import LEAST
-from siamesenorm.train.checkpoint import CheckpointStore
+from siamesenorm.train.checkpoint.manifest import CheckpointError
+from siamesenorm.train.checkpoint.store import CheckpointStore
 from siamesenorm.train.display import Display
 from siamesenorm.train.divergence import DivergenceMonitor
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import CHECKPOINTS, WEIGHTS, Count, RunFolder, State
-from siamesenorm.train.manifest import CheckpointError
 from siamesenorm.train.recorder import Recorder
 
 
@@ -200,7 +200,7 @@ class RunProgress:
         if written is None:
             return {}
         self.task.save_extras(self.folder.path)
-        return {"weights": asdict(written)}
+        return {"weights": written.model_dump()}
 
     # What is said of it ----------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from siamesenorm.tasks.base import HOW
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.fields import explain
 from siamesenorm.train.overrides import apply_overrides
-from siamesenorm.train.source_model import source_model
 from siamesenorm.train.yaml import LARGEST, read_yaml
 
 Recipe = str | Path | Mapping[str, Any]
@@ -57,6 +56,8 @@ def resolve(recipe: str | Mapping[str, Any], overrides: Sequence[str] = ()) -> R
     named = apply_overrides(merged, overrides, kind)
     steps = merged.get("train")
     if isinstance(steps, dict) and steps.get("init_model") is True and not is_run(recipe):
+        from siamesenorm.train.init_from import source_model  # which reads runs, whose configurations are read here
+
         merged = {**values, "model": source_model(steps.get("init_from"), str(merged["task"]))}
         apply_overrides(merged, overrides, kind)
     if OF_THE_RECIPE & named and "about" not in named:
@@ -75,14 +76,14 @@ def fit_warmup(merged: dict[str, Any], values: Mapping[str, Any], named: Collect
     schedule, train, before = merged.get("schedule"), merged.get("train"), values.get("train")
     if not isinstance(schedule, dict) or not isinstance(train, dict) or not isinstance(before, dict):
         return ""
-    warmup, steps, usual = schedule.get("warmup"), _steps_of(merged), before.get("steps")
+    warmup, steps, whole = schedule.get("warmup"), _steps_of(merged), before.get("steps")
     if not {"train.steps", "train.tokens"} & {*named} or "schedule.warmup" in named:
         return ""
     if type(warmup) is not int or type(steps) is not int:
         return ""  # which is refused
     if not 1 <= steps < warmup:
         return ""
-    shorter = max(1, round(warmup * steps / usual)) if type(usual) is int and usual >= warmup else max(1, steps // 10)
+    shorter = max(1, round(warmup * steps / whole)) if type(whole) is int and whole >= warmup else max(1, steps // 10)
     merged["schedule"] = {**schedule, "warmup": shorter}
     return f"schedule.warmup is {shorter} instead of the recipe's {warmup}, as there are {steps} steps"
 
@@ -194,9 +195,9 @@ def _config_class(task: type[Task]) -> type[RunConfig]:
         general = RunConfig.model_fields.get(name)
         marked = general is not None and HOW in general.metadata
         fields[name] = (Annotated[section, HOW] if marked else section, info)
-    made: type[RunConfig] = create_model(f"{task.name.title()}RunConfig", __base__=RunConfig, **fields)
-    copyreg.pickle(made, lambda config: (parse_config, (config.as_dict(),)))  # made here, so it has no name to pickle
-    return made
+    config: type[RunConfig] = create_model(f"{task.name.title()}RunConfig", __base__=RunConfig, **fields)
+    copyreg.pickle(config, lambda own: (parse_config, (own.as_dict(),)))  # made here, so it has no name to pickle
+    return config
 
 
 def in_steps(config: RunConfig) -> RunConfig:

@@ -57,16 +57,29 @@ class TensorBoard:
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Scalars only."""
-        for name, value in values.items():
-            if _is_number(value):
-                self.writer.add_scalar(name, value, step)
+        for name, value in numbers_of(values).items():
+            self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flush and close."""
         self.writer.close()
 
 
-class WeightsAndBiases:
+class HostedRun:
+    """A run of a service, or of its local stand-in: what has ``log`` and ``finish``."""
+
+    run: Any
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Hand over a step."""
+        self.run.log(numbers_of(values), step=step)
+
+    def close(self) -> None:
+        """Finish the upload."""
+        self.run.finish()
+
+
+class WeightsAndBiases(HostedRun):
     """A W&B run, the same one again after an interruption."""
 
     def __init__(self, project: str, config: RunConfig, folder: Path) -> None:
@@ -85,32 +98,18 @@ class WeightsAndBiases:
         )
         write_json(folder / WANDB, {"id": self.run.id})
 
-    def log(self, step: int, values: dict[str, Any]) -> None:
-        """Hand over a step."""
-        self.run.log({name: value for name, value in values.items() if _is_number(value)}, step=step)
 
-    def close(self) -> None:
-        """Finish the upload."""
-        self.run.finish()
-
-
-class Trackio:
+class Trackio(HostedRun):
     """A trackio run, the same one again after an interruption; one that begins anew is another of that name."""
 
     def __init__(self, project: str, config: RunConfig, folder: Path, step: int) -> None:
         import trackio
 
-        self.module = trackio
+        self.run = trackio
         trackio.init(project=project, name=folder.name, config=config.as_dict(), resume="allow" if step else "never")
 
-    def log(self, step: int, values: dict[str, Any]) -> None:
-        """Hand over a step."""
-        self.module.log({name: value for name, value in values.items() if _is_number(value)}, step=step)
 
-    def close(self) -> None:
-        """Finish."""
-        self.module.finish()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def numbers_of(values: dict[str, Any]) -> dict[str, float]:
+    """The finite numbers among values."""
+    numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+    return {name: v for name, v in numbers.items() if not isinstance(v, bool) and math.isfinite(v)}

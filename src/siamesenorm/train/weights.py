@@ -10,27 +10,28 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.tensor_files import Kind, LazyTensors, file_order, write_tensors
 from siamesenorm.errors import ConfigError
 from siamesenorm.layers.lora import merged, mergings
+from siamesenorm.train.checkpoint.manifest import ManifestEntry, check
+from siamesenorm.train.checkpoint.state import model_tensors
 from siamesenorm.train.folder import STATUS, WEIGHTS, RunFolder
-from siamesenorm.train.layout import row_orders, unwrap, usual_rows, whole
-from siamesenorm.train.manifest import Entry, check
-from siamesenorm.train.pipeline import Pipeline
-from siamesenorm.train.training_state import model_tensors
+from siamesenorm.train.parallel.pipeline import Pipeline
+from siamesenorm.train.tensor_layout import row_orders, stored_rows, unwrap, whole
 
 log = logging.getLogger("siamesenorm")
-_told: set[Path] = set()
+_warned: set[Path] = set()
 
 
 @torch.no_grad()
 def gather_weights(
     model: nn.Module, tensors: Mapping[str, Tensor] | None = None, *, keep: bool = True
 ) -> dict[str, Tensor]:
-    """Whole weights on the CPU under their plain names, rows in the usual order; one matrix at a time.
+    """Whole weights on the CPU under their plain names, rows in the original order; one matrix at a time.
 
     Factors of LoRA are merged into their matrices.
     tensors: others under the same names, such as averaged weights, in place of the model's. Every process must
@@ -46,7 +47,7 @@ def gather_weights(
 
 def export_weights(
     model: nn.Module, file: Path | str, tensors: Mapping[str, Tensor] | None = None, *, is_main: bool = True
-) -> Entry | None:
+) -> ManifestEntry | None:
     """Write weights as safetensors, whole or not at all; every process calls it, the main one writes.
 
     Matrices are gathered and written one after the other: the main process never holds more than one of them.
@@ -71,7 +72,7 @@ def export_weights(
         for name in list(left):  # the others gather all of them, whatever became of the file
             weights.read(name)
         raise
-    return Entry(counted.size, counted.digest.hexdigest())
+    return ManifestEntry(size=counted.size, sha256=counted.digest.hexdigest())
 
 
 @torch.no_grad()
@@ -85,7 +86,7 @@ def whole_weights(model: nn.Module, tensors: Mapping[str, Tensor] | None = None)
     def gathered(name: str) -> Tensor:
         full = whole(found[name]) if name in found else None
         if name in orders and full is not None:
-            full = usual_rows(full, orders[name])
+            full = stored_rows(full, orders[name])
         if isinstance(model, Pipeline):
             full = model.everywhere(name, full)
         assert full is not None
@@ -129,13 +130,13 @@ def check_weights(run: RunFolder) -> None:
         )
     recorded: Any = status.get("weights")
     if recorded is None:
-        if run.path.resolve() not in _told:
-            _told.add(run.path.resolve())
+        if run.path.resolve() not in _warned:
+            _warned.add(run.path.resolve())
             log.warning("%s: carries no checksum of its weights, which are taken as they are", run.path)
         return
     try:
-        damage = check(run.path, {WEIGHTS: Entry(int(recorded["size"]), str(recorded["sha256"]))})
-    except (KeyError, TypeError, ValueError):
+        damage = check(run.path, {WEIGHTS: ManifestEntry.model_validate(recorded)})
+    except ValidationError:
         damage = f"{run.path}: status.json has no checksum of {WEIGHTS} that can be read"
     if damage is not None:
         raise ConfigError(f"run: {damage}; bring back a sound copy, or train it again with --restart")

@@ -9,6 +9,7 @@ from tests.data.images.files import some_pixels, write_folder
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.report.records import read_run
 from siamesenorm.tasks import find_task
+from siamesenorm.tasks.base import Ranks
 from siamesenorm.tasks.diffusion.data import to_bytes
 from siamesenorm.train.folder import WEIGHTS, read_metrics
 from siamesenorm.train.loop import train
@@ -61,10 +62,10 @@ def test_held_out_losses_are_on_fixed_noise_and_their_quarters_make_the_whole(tm
     assert np.mean(quarters) == pytest.approx(metrics["mse"], rel=0.01)
     task, model = make_task("evaluation.every=6"), open_trained(tmp_path / "run").model
     whole = {"rank": 0, "world_size": 1, "average": lambda values: values, "final": False}
-    again = task.evaluate(model, **whole)
+    again = task.evaluate(model, Ranks(**whole))
     assert again["mse"] == pytest.approx(metrics["mse"], rel=1e-4)
-    assert task.evaluate(model, **whole) == again
-    parts = [task.evaluate(model, **{**whole, "rank": rank, "world_size": 2}) for rank in (0, 1)]
+    assert task.evaluate(model, Ranks(**whole)) == again
+    parts = [task.evaluate(model, Ranks(**{**whole, "rank": rank, "world_size": 2})) for rank in (0, 1)]
     assert np.mean([part["mse"] for part in parts]) == pytest.approx(again["mse"], rel=0.01)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from siamesenorm.data.atomic import sha256_of
-from siamesenorm.data.images.imageset import ImageSet, Labels, Pixels, check_labels
+from siamesenorm.data.images.imageset import ImageSet, Pixels, check_labels
 from siamesenorm.data.reading import read_text
 from siamesenorm.errors import DataError
 
@@ -43,20 +43,15 @@ class CifarImages(ImageSet):
         self._files = [path for name in FILES[classes][split] if (path := folder / name).is_file()]
         self._records = [self._open(path) for path in self._files]
         self._edges = np.cumsum([0, *(len(part) for part in self._records)])
-        self._labels = np.concatenate([part[:, self._head - 1] for part in self._records]).astype(np.int64)
+        self.labels = np.concatenate([part[:, self._head - 1] for part in self._records]).astype(np.int64)
         self.class_names = _class_names(folder / NAMES[classes], classes)
-        check_labels(self.name, self._labels, classes)
+        check_labels(self.name, self.labels, classes)
 
     def _open(self, path: Path) -> Pixels:
         size, record = path.stat().st_size, self._head + PLANES
         if size == 0 or size % record:
             raise DataError(f"images: {str(path)!r} is damaged; its {size} bytes are not records of {record} bytes")
         return np.memmap(path, dtype=np.uint8, mode="r", shape=(size // record, record))
-
-    @property
-    def labels(self) -> Labels:
-        """The class of every image."""
-        return self._labels
 
     def __getitem__(self, number: int) -> Pixels:
         part = int(np.searchsorted(self._edges, number, side="right")) - 1

@@ -13,8 +13,8 @@ import numpy as np
 from siamesenorm.data.atomic import sha256_of
 from siamesenorm.data.columns import check_column, load_rows
 from siamesenorm.data.images.image_files import decode
-from siamesenorm.data.images.imageset import ImageSet, Labels, Pixels
-from siamesenorm.data.reading import parse_json
+from siamesenorm.data.images.imageset import ImageSet, Pixels
+from siamesenorm.data.reading import parse_json, reason_of
 from siamesenorm.errors import DataError, import_extra
 
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img", "jpg", "png"), ("label", "labels", "fine_label", "class", "cls")
@@ -43,18 +43,13 @@ class ColumnImages(ImageSet):
             unknown = next((label for label in labels if label not in numbers), None)
             if unknown is not None:
                 raise DataError(f"images: class {unknown!r} of {name!r} is not among those of the training images")
-            self._labels = np.array([numbers[label] for label in labels], dtype=np.int64)
+            self.labels = np.array([numbers[label] for label in labels], dtype=np.int64)
         else:
-            self._labels = np.array(labels, dtype=np.int64)
-            count = int(self._labels.max()) + 1
+            self.labels = np.array(labels, dtype=np.int64)
+            count = int(self.labels.max()) + 1
             self.class_names = class_names or tuple(names or (str(number) for number in range(count)))
-        if int(self._labels.min()) < 0 or int(self._labels.max()) >= len(self.class_names):
+        if int(self.labels.min()) < 0 or int(self.labels.max()) >= len(self.class_names):
             raise DataError(f"images: {name!r} has labels beyond its {len(self.class_names)} classes")
-
-    @property
-    def labels(self) -> Labels:
-        """The class of every image."""
-        return self._labels
 
     def __getitem__(self, number: int) -> Pixels:
         value = self._row(number)
@@ -86,8 +81,7 @@ def open_parquet(paths: Sequence[Path], name: str, column: str | None, label: st
             [parquet.read_table(path, columns=[image, classes], memory_map=True) for path in paths]
         )
     except (arrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"images: {name!r} is not a sound parquet file: {reason}") from None
+        raise DataError(f"images: {name!r} is not a sound parquet file: {reason_of(error)}") from None
     pixels = table.column(image)
     digest = hashlib.sha256("".join(map(sha256_of, paths)).encode()).hexdigest()
     labels = table.column(classes).to_pylist()

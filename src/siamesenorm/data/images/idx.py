@@ -24,7 +24,7 @@ FASHION = ("t-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shi
 
 
 def idx_file(folder: Path, split: str, kind: str) -> Path | None:
-    """The file of a split's images or labels, under any of the usual spellings."""
+    """The file of a split's images or labels, under any of the common spellings."""
     stems = "|".join(NAMES[split])
     pattern = re.compile(rf"({stems})-{kind}[-.]idx\d-ubyte(\.gz)?", re.IGNORECASE)
     return next((path for path in sorted(folder.iterdir()) if pattern.fullmatch(path.name)), None)
@@ -33,22 +33,18 @@ def idx_file(folder: Path, split: str, kind: str) -> Path | None:
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array of an IDX file of bytes."""
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                head = file.read(4)
-                shape = _shape(path, head, file.read(4 * head[3]) if len(head) == 4 else b"")
-                data = file.read(math.prod(shape) + 1)
-            _check_size(path, shape, len(data))
-            return np.frombuffer(data, dtype=np.uint8).reshape(shape)
-        with open(path, "rb") as file:
+        packed = path.suffix == ".gz"
+        with gzip.open(path) if packed else open(path, "rb") as file:
             head = file.read(4)
             shape = _shape(path, head, file.read(4 * head[3]) if len(head) == 4 else b"")
+            data = file.read(math.prod(shape) + 1) if packed else b""
         offset = 4 + 4 * len(shape)
-        _check_size(path, shape, path.stat().st_size - offset)
+        _check_size(path, shape, len(data) if packed else path.stat().st_size - offset)
+        if packed:
+            return np.frombuffer(data, dtype=np.uint8).reshape(shape)
         return np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=shape)
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"images: {str(path)!r} cannot be read: {reason}") from None
+        raise DataError.failed("images", path, "read", error) from None
 
 
 def _shape(path: Path, head: bytes, sizes: bytes) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from siamesenorm.data.images.imageset import MOST_PIXELS, Pixels
+from siamesenorm.data.reading import reason_of
 from siamesenorm.errors import DataError, import_extra
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -37,8 +38,7 @@ def decode(content: bytes | Path, place: str, channels: int = 3) -> Pixels:
     except image_module.UnidentifiedImageError:
         raise DataError(f"images: {place!r} is not a sound image: it is of none of {', '.join(FORMATS)}") from None
     except Exception as error:  # pillow raises many kinds for damaged files
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise DataError(f"images: {place!r} is not a sound image: {reason}") from None
+        raise DataError(f"images: {place!r} is not a sound image: {reason_of(error, 160)}") from None
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from siamesenorm.data.images.image_files import ENDINGS, decode
-from siamesenorm.data.images.imageset import ImageSet, Labels, Pixels
+from siamesenorm.data.images.imageset import ImageSet, Pixels
 from siamesenorm.data.listing import walk
 from siamesenorm.errors import DataError
 
@@ -48,12 +48,7 @@ class FolderImages(ImageSet):
         numbers = {name: number for number, name in enumerate(self.class_names)}
         # One array of text: a million paths as Python strings would be copied into every worker.
         self._paths = np.array([path for name in present for path in files[name]])
-        self._labels = np.array([numbers[name] for name in present for _ in files[name]], dtype=np.int64)
-
-    @property
-    def labels(self) -> Labels:
-        """The class of every image."""
-        return self._labels
+        self.labels = np.array([numbers[name] for name in present for _ in files[name]], dtype=np.int64)
 
     def __getitem__(self, number: int) -> Pixels:
         path = self.root / str(self._paths[number])

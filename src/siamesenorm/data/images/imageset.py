@@ -33,11 +33,8 @@ class ImageSet(ABC):
     class_names: tuple[str, ...]
     channels: int
     size: tuple[int, int] | None = None
-
-    @property
-    @abstractmethod
-    def labels(self) -> Labels:
-        """The class of every image."""
+    labels: Labels
+    """The class of every image."""
 
     @abstractmethod
     def __getitem__(self, number: int) -> Pixels: ...
@@ -63,15 +60,10 @@ class ArrayImages(ImageSet):
 
     def __init__(self, name: str, images: Pixels, labels: Labels, class_names: Sequence[str]) -> None:
         self.name, self.class_names = name, tuple(class_names)
-        self._images, self._labels = images, labels
+        self._images, self.labels = images, labels
         self.channels = int(images.shape[3])
         self.size = (int(images.shape[1]), int(images.shape[2]))
         check_labels(name, labels, len(self.class_names))
-
-    @property
-    def labels(self) -> Labels:
-        """The class of every image."""
-        return self._labels
 
     def __getitem__(self, number: int) -> Pixels:
         return np.asarray(self._images[number])
@@ -80,7 +72,7 @@ class ArrayImages(ImageSet):
         digest = hashlib.sha256(f"{self._images.shape} {self.class_names}".encode())
         for start in range(0, len(self._images), 4096):
             digest.update(np.ascontiguousarray(self._images[start : start + 4096]).data)
-        digest.update(np.ascontiguousarray(self._labels).data)
+        digest.update(np.ascontiguousarray(self.labels).data)
         return digest.hexdigest()
 
 
@@ -90,12 +82,7 @@ class Subset(ImageSet):
     def __init__(self, whole: ImageSet, numbers: Labels, name: str) -> None:
         self.whole, self.numbers, self.name = whole, numbers, name
         self.class_names, self.channels, self.size = whole.class_names, whole.channels, whole.size
-        self._labels = whole.labels[numbers]
-
-    @property
-    def labels(self) -> Labels:
-        """The class of every image."""
-        return self._labels
+        self.labels = whole.labels[numbers]
 
     def __getitem__(self, number: int) -> Pixels:
         return self.whole[int(self.numbers[number])]

@@ -6,6 +6,7 @@ augmented are functions of the seed and k alone, so neither the number of ranks 
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from siamesenorm.data.batches import Batch, Batches, pinned
 from siamesenorm.data.images.imageset import ImageSet
@@ -106,10 +107,10 @@ class ImageLoader(Batches):
     def _next(self) -> Batch:
         if self.workers and self._ahead is None:
             self._ahead = self._start()
-        made: Batch | str = self.make(self._sample) if self._ahead is None else next(self._ahead)
-        if isinstance(made, str):
-            raise DataError(made)
-        return pinned(made) if self.pin_memory else made
+        batch: Batch | str = self.make(self._sample) if self._ahead is None else next(self._ahead)
+        if isinstance(batch, str):
+            raise DataError(batch)
+        return pinned(batch) if self.pin_memory else batch
 
     def make(self, sample: int) -> Batch:
         """The rank's part of the global batch that starts at a sample."""
@@ -117,9 +118,9 @@ class ImageLoader(Batches):
 
     def _start(self) -> Iterator[Any]:
         loader: DataLoader[Any] = DataLoader(
-            _Made(self.data, self.rank, self.global_batch_size, self.world_size),
+            _BatchDataset(self.data, self.rank, self.global_batch_size, self.world_size),
             batch_size=None,
-            sampler=_Starts(self._sample, self.global_batch_size),
+            sampler=itertools.count(self._sample, self.global_batch_size),  # first samples of batches, without end
             num_workers=self.workers,
             prefetch_factor=max(1, self.prefetch),
             worker_init_fn=_leave_signals_to_the_first,
@@ -132,7 +133,7 @@ class ImageLoader(Batches):
         self._ahead = None
 
 
-class _Made(Dataset[Any]):
+class _BatchDataset(Dataset[Any]):
     """Batches by their first sample. An error goes to the first process as its sentence, without a worker's trace."""
 
     def __init__(self, data: TrainingImages, rank: int, size: int, world_size: int) -> None:
@@ -143,19 +144,6 @@ class _Made(Dataset[Any]):
             return self.data.batch(sample + self.offsets)
         except DataError as error:
             return str(error)
-
-
-class _Starts(Sampler[int]):
-    """First samples of batches, without end."""
-
-    def __init__(self, sample: int, step: int) -> None:
-        self.sample, self.step = sample, step
-
-    def __iter__(self) -> Iterator[int]:
-        sample = self.sample
-        while True:
-            yield sample
-            sample += self.step
 
 
 def _leave_signals_to_the_first(worker: int) -> None:

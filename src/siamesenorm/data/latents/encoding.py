@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,19 +16,13 @@ from pydantic import ValidationError
 from siamesenorm.data.atomic import locked_folder, sha256_matches, sha256_of, whole_file, write_json
 from siamesenorm.data.images.imageset import ImageSet, Pixels
 from siamesenorm.data.images.transforms import CentreCrop, Scale
-from siamesenorm.data.index import INDEX, PROGRESS
-from siamesenorm.data.latents.index import (
-    FORMAT,
-    LatentIndex,
-    LatentShard,
-    read_latent_index,
-    verify_latents,
-    write_latent_index,
-)
+from siamesenorm.data.index import INDEX, PROGRESS, write_index
+from siamesenorm.data.latents.index import FORMAT, LatentIndex, LatentShard, read_latent_index, verify_latents
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_json, read_object
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_file, remove_tree
 from siamesenorm.data.resume import REPLACEMENT, check_replaceable, foreign_file, take_place
+from siamesenorm.data.workers import ProgressCallback
 from siamesenorm.errors import DataError
 
 SHARD_IMAGES = 4096
@@ -41,7 +34,6 @@ MADE = re.compile(rf"{NAMES}|{hidden_names(NAMES)}|\.progress(?:/(?:{RECORDS.pat
 DType = Literal["float32", "float16"]
 DTYPES: dict[str, DType] = {"float32": "float32", "float16": "float16"}
 Splits = dict[Literal["train", "test"], ImageSet]
-Progress = Callable[[int], None]
 
 
 class Encoder(Protocol):
@@ -71,7 +63,7 @@ def encode_images(
     batch: int = 16,
     shard_images: int = SHARD_IMAGES,
     overwrite: bool = False,
-    progress: Progress = lambda images: None,
+    progress: ProgressCallback = lambda images: None,
 ) -> LatentIndex:
     """Encode every image, fitted to size × size, and its mirror image if asked; progress counts finished images.
 
@@ -88,9 +80,9 @@ def encode_images(
     with locked_folder(out):
         place = _place(out, plan, overwrite)
         _begin(place, plan)
-        made: dict[Literal["train", "test"], list[LatentShard]] = {}
+        shards: dict[Literal["train", "test"], list[LatentShard]] = {}
         for split, images in splits.items():
-            made[split] = []
+            shards[split] = []
             for number, start in enumerate(range(0, len(images), shard_images)):
                 numbers = range(start, min(start + shard_images, len(images)))
                 name = f"{split}-{number:05d}"
@@ -99,7 +91,7 @@ def encode_images(
                     shard = _encode_shard(place, name, images, numbers, encoder, size, flip, dtype, batch, progress)
                 else:
                     progress(len(numbers))
-                made[split].append(shard)
+                shards[split].append(shard)
         first = next(iter(splits.values()))
         index = LatentIndex(
             plan=plan,
@@ -113,9 +105,9 @@ def encode_images(
             autoencoder=encoder.fingerprint,
             source=first.name,
             class_names=list(first.class_names),
-            splits=made,
+            splits=shards,
         )
-        write_latent_index(place, index)
+        write_index(place, index)
         with contextlib.suppress(NotOurs):
             remove_tree(place / PROGRESS, RECORDS)
         if place != out:
@@ -200,7 +192,7 @@ def _encode_shard(
     flip: bool,
     dtype: str,
     batch: int,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> LatentShard:
     fit = CentreCrop((size, size), encoder.channels, Scale((0.5,), (0.5,)))
     parts = []

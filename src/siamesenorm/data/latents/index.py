@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from siamesenorm.data.atomic import sha256_matches, write_json
+from siamesenorm.data.atomic import sha256_matches
 from siamesenorm.data.index import INDEX, PROGRESS, FileName, Hash, IndexPart
 from siamesenorm.data.reading import MissingError, named_path, read_json, read_model
 from siamesenorm.errors import DataError
@@ -75,11 +75,6 @@ def read_latent_index(folder: str | Path) -> LatentIndex:
         if (path.parent / PROGRESS).is_dir():
             raise DataError(f"latents: {str(folder)!r} is unfinished; encode the same images again to go on") from None
         raise DataError(f"latents: {str(folder)!r} is not a folder of latents; it has no {INDEX}") from None
-
-
-def write_latent_index(folder: Path, index: LatentIndex) -> None:
-    """Write the index, whole or not at all."""
-    write_json(folder / INDEX, index.model_dump())
 
 
 def verify_latents(folder: str | Path) -> tuple[list[str], int]:

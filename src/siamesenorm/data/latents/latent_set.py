@@ -19,7 +19,7 @@ from siamesenorm.data.images.imageset import ImageSet, Labels, Split, check_labe
 from siamesenorm.data.latents.index import LatentIndex, LatentShard, is_latents, read_latent_index
 from siamesenorm.errors import DataError
 
-Moments = NDArray[Any]
+PosteriorMoments = NDArray[Any]
 """(views, 2 · channels, height, width): means, then deviations; the second view is of the mirror image."""
 
 
@@ -35,7 +35,7 @@ class PosteriorSample:
     flip: float = 0.0
     random: bool = True
 
-    def __call__(self, image: Moments, generator: np.random.Generator) -> NDArray[np.float32]:
+    def __call__(self, image: PosteriorMoments, generator: np.random.Generator) -> NDArray[np.float32]:
         """(channels, height, width); the same generator state gives the same."""
         view = int(self.flip > 0 and generator.random() < self.flip)
         mean, deviation = np.split(np.asarray(image[view], dtype=np.float32), 2)
@@ -56,32 +56,27 @@ class LatentImages(ImageSet):
             raise DataError(f"latents: {str(folder)!r} has no images for {split}")
         self.arrays = [self._open(folder, shard) for shard in self.shards]
         self.starts = np.cumsum([0] + [shard.images for shard in self.shards])
-        self._labels: Labels = np.concatenate([_load(folder / shard.labels) for shard in self.shards]).astype(np.int64)
-        if self._labels.shape != (self.starts[-1],):
-            raise DataError(f"latents: {str(folder)!r} is damaged: it has {self._labels.size} labels for {split}")
-        check_labels(self.name, self._labels, len(self.class_names))
+        self.labels: Labels = np.concatenate([_load(folder / shard.labels) for shard in self.shards]).astype(np.int64)
+        if self.labels.shape != (self.starts[-1],):
+            raise DataError(f"latents: {str(folder)!r} is damaged: it has {self.labels.size} labels for {split}")
+        check_labels(self.name, self.labels, len(self.class_names))
 
     def transform(self, *, flip: float = 0.0, random: bool = True) -> PosteriorSample:
         """What makes latents of this set's moments."""
         if flip and self.index.views < 2:
-            raise DataError(
-                f"flip: {flip} is not allowed for {self.name!r}; it takes 0, or images encoded again with --flip"
+            raise DataError.not_allowed(
+                "flip", flip, "0, or images encoded again with --flip", when=f"for {self.name!r}"
             )
         return PosteriorSample(self.index.scale, self.index.shift, flip, random)
 
-    def _open(self, folder: Path, shard: LatentShard) -> Moments:
+    def _open(self, folder: Path, shard: LatentShard) -> PosteriorMoments:
         array = _load(folder / shard.file)
         wanted = (shard.images, self.index.views, 2 * self.index.channels, self.index.size, self.index.size)
         if array.shape != wanted or array.dtype != self.index.dtype:
             raise DataError(f"latents: {str(folder / shard.file)!r} is damaged: {array.dtype} {array.shape}")
         return array
 
-    @property
-    def labels(self) -> Labels:
-        """The class of every image."""
-        return self._labels
-
-    def __getitem__(self, number: int) -> Moments:
+    def __getitem__(self, number: int) -> PosteriorMoments:
         shard = int(np.searchsorted(self.starts, number, side="right")) - 1
         return self.arrays[shard][number - int(self.starts[shard])]
 

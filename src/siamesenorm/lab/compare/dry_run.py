@@ -16,7 +16,7 @@ from siamesenorm.lab.compare.runner import DONE, plan
 from siamesenorm.terminal import plain_table
 from siamesenorm.train.display import clock
 from siamesenorm.train.dry_run import Estimate, estimate
-from siamesenorm.train.memory import gib
+from siamesenorm.train.planning.hardware import gib
 
 
 def dry_run(grid: Grid, folder: Path, engine: CellEngine) -> Iterable[Table | str]:

@@ -34,9 +34,8 @@ from siamesenorm.residual import TopologyError
 from siamesenorm.residual.grafts import graft_text
 from siamesenorm.tasks.language import LanguageTask
 from siamesenorm.train.config import RunConfig
+from siamesenorm.train.init_from import FIELD, FREE, check_tokenizer, source_model
 from siamesenorm.train.parameters import choose_parameters
-from siamesenorm.train.source_model import FIELD, source_model
-from siamesenorm.train.starting import FREE, check_tokenizer
 from siamesenorm.train.trained import open_language_model
 
 FOLDER, RECORD, WEIGHTS, CERTIFICATE = "grafts", "grafts.json", "weights.safetensors", "graft.json"
@@ -212,7 +211,7 @@ class GraftPlan:
 
     @torch.no_grad()
     def _before(self, task: LanguageTask) -> dict[str, Any]:
-        found = task.evaluate(self.source.model, rank=0, world_size=1, average=dict, final=False)
+        found = task.evaluate(self.source.model)
         return {"data": [Path(name).name for name in task.data_config.train], **found}
 
     def write(self) -> None:

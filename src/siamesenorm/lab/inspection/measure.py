@@ -24,7 +24,7 @@ from siamesenorm.lab.inspection.writers import WritersMap
 from siamesenorm.residual import Link, Place, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.flow import Streams
-from siamesenorm.train.layout import unwrap
+from siamesenorm.train.tensor_layout import unwrap
 
 
 def inspect(

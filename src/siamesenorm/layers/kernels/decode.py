@@ -131,10 +131,10 @@ def _experts(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, length: int, first: int
 ) -> Tensor | None:
-    """Attention of one new token, (batch, 1, heads * head_dim), from q, k and v (batch, 1, heads, head_dim) unturned.
+    """Attention of one new token, (batch, 1, heads * head_dim), from q, k, v (batch, 1, heads, head_dim) before RoPE.
 
     cos, sin: angles of the one position that all rows are at. keys, values: the cache, (batch, kv_heads, room,
-    head_dim), holding `length` tokens; the turned key and the value are written behind them. first: the first token
+    head_dim), holding `length` tokens; the rotated key and the value are written behind them. first: the first token
     that is seen.
     """
     if not _decodes(q, k, v, cos, sin, keys, values) or q.shape[1] != 1 or cos.numel() != q.shape[3]:

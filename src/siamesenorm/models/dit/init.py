@@ -39,7 +39,7 @@ class DiTFirstWeights(FirstWeights):
     def embedding(self) -> None:
         """Positions, patches, labels, timesteps."""
         model = self.model
-        with self.around(model):
+        with self.part_context(model):
             model.positions.copy_(grid_positions(self.config.side, self.config.dim, model.positions.device))
         with self.part(model.embedding):
             patch = model.embedding.weight.flatten(1)

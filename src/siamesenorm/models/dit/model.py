@@ -20,9 +20,8 @@ from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.vision_attention import VisionAttention
 from siamesenorm.models.dit.config import DiTConfig
 from siamesenorm.models.dit.init import DiTFirstWeights
-from siamesenorm.models.parametrization import base_depth
 from siamesenorm.models.stack import Block, Stack
-from siamesenorm.residual import Gated, Place, Residual, Topology
+from siamesenorm.residual import Gated, Place, Topology
 from siamesenorm.residual.flow import Streams
 
 
@@ -72,18 +71,7 @@ class DiT(Stack[DiTConfig]):
         self.register_buffer("positions", torch.empty(1, c.tokens, c.dim))
         self.timestep = TimestepEmbedding(c.dim)
         self.label = LabelEmbedding(c.classes, c.dim, c.class_dropout)
-        self.make_blocks(
-            Residual(
-                c.topology,
-                c.dim,
-                c.blocks,
-                norm=c.norms,
-                dropout=c.dropout,
-                fused=fused,
-                needs="met",
-                base_blocks=base_depth(c),
-            )
-        )
+        self.make_blocks(c.norms, fused)
         self.head_modulation = Modulation(c.dim, 2)
         self.head = nn.Linear(c.dim, c.patch_size**2 * c.out_channels)
 

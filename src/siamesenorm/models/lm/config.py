@@ -47,8 +47,8 @@ class RopeScaling(PlainModel):
     kind: RopeKind = Field(description="linear, llama3 or yarn.")
     factor: float = Field(ge=1, description="How much longer the context became.")
     original_length: int = Field(default=8192, ge=1, description="Longest sequence before (llama3, yarn).")
-    low: float = Field(default=1.0, gt=0, description="Turns below which a pair is slowed fully (llama3, yarn).")
-    high: float = Field(default=4.0, gt=0, description="Turns from which on a pair is left alone (llama3, yarn).")
+    low: float = Field(default=1.0, gt=0, description="Rotations below which a pair is slowed fully (llama3, yarn).")
+    high: float = Field(default=4.0, gt=0, description="Rotations from which on a pair is left alone (llama3, yarn).")
     attention_factor: float = Field(default=1.0, gt=0, description="On cosines and sines (yarn).")
     whole_pairs: bool = Field(default=True, description="Whether the ramp begins and ends at whole pairs (yarn).")
 
@@ -92,7 +92,7 @@ class LMConfig(StackConfig):
         default=None, description="Rotary angles of a lengthened context; default: none."
     )
     rotary_dim: int | None = Field(
-        default=None, ge=0, description="Features of a head that turn, the first of each half; default: all."
+        default=None, ge=0, description="Features of a head that rotate, the first of each half; default: all."
     )
     learned_positions: bool = Field(
         default=False, description="Whether every position has a learned vector, added to the embedding."

@@ -21,9 +21,8 @@ from siamesenorm.layers.moe import MoE
 from siamesenorm.layers.rotary import CosSin, Rotary
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.init import LMFirstWeights
-from siamesenorm.models.parametrization import base_depth
 from siamesenorm.models.stack import Stack
-from siamesenorm.residual import Place, Residual
+from siamesenorm.residual import Place
 from siamesenorm.residual.hooks import has_hooks
 
 
@@ -63,20 +62,9 @@ class LanguageModel(Stack[LMConfig]):
         c = self.config
         self.embedding = nn.Embedding(c.vocab_size, c.dim)
         self.positions = nn.Embedding(c.max_length, c.dim) if c.learned_positions else None
-        self.make_blocks(
-            Residual(
-                c.topology,
-                c.dim,
-                c.blocks,
-                norm=c.norm_spec,
-                dropout=c.dropout,
-                fused=fused,
-                needs="met",
-                base_blocks=base_depth(c),
-            )
-        )
+        self.make_blocks(c.norm_spec, fused)
         self.head = None if c.tied else Linear(c.dim, c.vocab_size, bias=False)
-        # Where processes divide the vocabulary, others stand here (train/vocabulary_parallel.py).
+        # Where processes divide the vocabulary, others stand here (train/parallel/vocabulary.py).
         self.project: Callable[[Tensor, Tensor], Tensor] = linear
         self.cross_entropy: Callable[..., Tensor] = linear_cross_entropy
 
@@ -140,7 +128,7 @@ class LanguageModel(Stack[LMConfig]):
         logits_to_keep: logits for so many last tokens, or the tokens at these indices; 0 for none at all.
         Default: all, or none where labels are given.
         """
-        context, places = self.context_and_places(input_ids, positions, document_ids, attention_mask, cache)
+        context, places = self.context_and_positions(input_ids, positions, document_ids, attention_mask, cache)
         x = self.embed(input_ids, places)
         hidden, experts = self.through(x, context)
         if cache is not None:
@@ -152,16 +140,9 @@ class LanguageModel(Stack[LMConfig]):
             output.logits = self.logits(hidden, logits_to_keep)
         return output
 
-    def context(
-        self,
-        input_ids: Tensor,
-        positions: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> AttentionContext:
-        """What all attentions of one pass share: rotary angles, who sees whom, the cache."""
-        return self.context_and_places(input_ids, positions, document_ids, attention_mask, cache)[0]
+    def context(self, input_ids: Tensor, **given: Any) -> AttentionContext:
+        """What all attentions of one pass share: rotary angles, who sees whom, the cache; given: see `forward`."""
+        return self.context_and_positions(input_ids, **given)[0]
 
     def embed(self, input_ids: Tensor, positions: Tensor | slice) -> Tensor:
         """What the stack begins with, of tokens at these positions."""
@@ -174,7 +155,7 @@ class LanguageModel(Stack[LMConfig]):
             x = x + self.positions(positions)
         return F.dropout(x, self.config.dropout, self.training) if self.config.dropout else x
 
-    def context_and_places(
+    def context_and_positions(
         self,
         input_ids: Tensor,
         positions: Tensor | None = None,

@@ -15,30 +15,15 @@ from siamesenorm.models.stack_config import Preset, changed
 OLMO_VOCABULARY = 50304
 
 
+def _small(
+    vocab_size: int, blocks: int, dim: int, heads: int, ffn_dim: int, moe: MoEConfig | None = None, length: int = 1024
+) -> LMConfig:
+    shape: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "blocks": blocks, "heads": heads, "ffn_dim": ffn_dim}
+    return LMConfig(**shape, qk_norm="head", max_length=length, moe=moe)
+
+
 def _olmo(blocks: int, dim: int, *, ffn_dim: int | None = None, moe: MoEConfig | None = None) -> LMConfig:
-    return LMConfig(
-        vocab_size=OLMO_VOCABULARY,
-        dim=dim,
-        blocks=blocks,
-        heads=dim // 128,
-        ffn_dim=ffn_dim or 4 * dim,
-        qk_norm="head",
-        max_length=2048,
-        moe=moe,
-    )
-
-
-def _small(vocab_size: int, blocks: int, dim: int, heads: int, ffn_dim: int, moe: MoEConfig | None = None) -> LMConfig:
-    return LMConfig(
-        vocab_size=vocab_size,
-        dim=dim,
-        blocks=blocks,
-        heads=heads,
-        ffn_dim=ffn_dim,
-        qk_norm="head",
-        max_length=1024,
-        moe=moe,
-    )
+    return _small(OLMO_VOCABULARY, blocks, dim, dim // 128, ffn_dim or 4 * dim, moe, length=2048)
 
 
 PRESETS: dict[str, Preset[LMConfig]] = {

@@ -34,7 +34,7 @@ class ViTFirstWeights(FirstWeights):
             limit = patch.weight[0].numel() ** -0.5
             for parameter in patch.parameters():
                 parameter.uniform_(-limit, limit, generator=self.generator)
-        with self.around(model):
+        with self.part_context(model):
             for token in (model.cls_token, model.dist_token, model.pos_embed):
                 if token is not None:
                     self.draw(token, self.rule.std or self.config.init_std)

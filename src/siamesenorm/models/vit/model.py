@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.patch import PatchEmbedding, resample_positions
 from siamesenorm.layers.vision_attention import VisionAttention
-from siamesenorm.models.parametrization import base_depth
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.models.vit.config import ViTConfig
 from siamesenorm.models.vit.init import ViTFirstWeights
-from siamesenorm.residual import Place, Residual
+from siamesenorm.residual import Place
 from siamesenorm.residual.flow import Streams
 
 Logits = Tensor | tuple[Tensor, Tensor]
@@ -53,18 +52,7 @@ class VisionTransformer(Stack[ViTConfig]):
         self.cls_token = nn.Parameter(torch.empty(1, 1, c.dim))
         self.dist_token = nn.Parameter(torch.empty(1, 1, c.dim)) if c.distilled else None
         self.pos_embed = nn.Parameter(torch.empty(1, c.tokens, c.dim))
-        residual = Residual(
-            c.topology,
-            c.dim,
-            c.blocks,
-            norm=c.norm_spec,
-            dropout=c.dropout,
-            drop_path=c.drop_path_rates,
-            base_blocks=base_depth(c),
-            fused=fused,
-            needs="met",
-        )
-        self.make_blocks(residual)
+        self.make_blocks(c.norm_spec, fused, c.drop_path_rates)
         self.head = self._classifier()
         self.head_dist = self._classifier() if c.distilled else None
 

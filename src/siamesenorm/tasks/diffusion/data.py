@@ -7,7 +7,6 @@ sample with the same noise, at any number of processes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +42,8 @@ class NoisyImages(TrainingImages):
 
     def batch(self, samples: NDArray[np.int64]) -> Batch:
         """Images, labels, times and noise."""
-        made = super().batch(samples)
-        return {**made, **draw(self.seed, samples, tuple(made["image"].shape[1:]))}
+        batch = super().batch(samples)
+        return {**batch, **draw(self.seed, samples, tuple(batch["image"].shape[1:]))}
 
 
 class NoisyTestImages(TestImages):
@@ -52,8 +51,8 @@ class NoisyTestImages(TestImages):
 
     def batches(self, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
         """All of a rank's images, so many at a time."""
-        for turn, batch in enumerate(super().batches(size, rank=rank, world_size=world_size)):
-            places = size * (turn * world_size + rank) + np.arange(len(batch["label"]), dtype=np.int64)
+        for number, batch in enumerate(super().batches(size, rank=rank, world_size=world_size)):
+            places = size * (number * world_size + rank) + np.arange(len(batch["label"]), dtype=np.int64)
             drawn = draw(HELD_OUT_SEED, places, tuple(batch["image"].shape[1:]))
             # Every stretch of times has its share of images, so that few images measure all of them.
             golden = (places * 0.6180339887498949) % 1
@@ -93,5 +92,4 @@ def _fitted(model: DiTConfig) -> CentreCrop:
 def to_bytes(images: Tensor) -> NDArray[np.uint8]:
     """±1, (images, channels, height, width), to bytes (images, height, width, channels)."""
     scaled = ((images.detach().float().cpu() + 1) * 127.5).round().clamp(0, 255)
-    made: Any = scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-    return np.asarray(made, dtype=np.uint8)
+    return np.asarray(scaled.to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy(), dtype=np.uint8)

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.images.image_files import as_channels
 from siamesenorm.errors import import_extra
+from siamesenorm.tasks.fidelity.image_batches import Images as Images
 
-Images = NDArray[np.uint8]
-"""(images, height, width, channels)."""
 SEEN = 48
 """Smaller images are enlarged by whole pixels until they are about this large."""
 GAP, PAPER, INK = 2, 255, 40

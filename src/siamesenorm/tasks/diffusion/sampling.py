@@ -20,22 +20,20 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from siamesenorm.errors import DataError
+from siamesenorm.errors import DataError, import_extra
 from siamesenorm.tasks.diffusion.losses import FLOW_TIMESTEPS, Denoise
 from siamesenorm.tasks.diffusion.process import Process
 from siamesenorm.tasks.sharing import mixed_seed
 
 SamplerName = Literal["ddpm", "ddim", "dpm", "euler"]
 STEPS: dict[str, int] = {"ddpm": 250, "ddim": 50, "dpm": 20, "euler": 50}
-OFFICIAL_CHANNELS = 3
-"""Channels that the official code guides, of latents four."""
 
 
 @dataclass(frozen=True)
 class Sampler:
     """How to sample: ``Sampler("ddim", steps=50, guidance=2.0)``.
 
-    steps: None takes the sampler's usual number, or all timesteps where there are fewer. guidance: 1 is none.
+    steps: None takes the sampler's default number, or all timesteps where there are fewer. guidance: 1 is none.
     guidance_channels: how many of the first channels are guided, None all. clip: hold predicted images within ±1 on
     the way (not euler), for pixels: at the noisiest timesteps small errors of a model are large ones of its image.
     """
@@ -61,7 +59,7 @@ class Sampler:
         flow = process.prediction == "flow"
         if flow != (self.name == "euler"):
             allowed = "euler" if flow else ", ".join(name for name in STEPS if name != "euler")
-            raise DataError(f"sampler: {self.name!r} is not allowed for {process.prediction}; it takes {allowed}")
+            raise DataError.not_allowed("sampler", self.name, f"{allowed}", when=f"for {process.prediction}")
         if self.steps is not None and self.steps > self.most_steps(process):
             raise DataError(
                 f"steps: {self.steps} is not allowed; {self.name} takes 1 to {self.most_steps(process)} "
@@ -69,7 +67,7 @@ class Sampler:
             )
 
     def steps_for(self, process: Process) -> int:
-        """Steps, resolved: the usual number is no more than a process allows."""
+        """Steps, resolved: the default number is no more than a process allows."""
         return self.steps or int(min(STEPS[self.name], self.most_steps(process)))
 
     def most_steps(self, process: Process) -> float:
@@ -110,8 +108,8 @@ def sample(
     """One image for each label.
 
     shape: of an image, (channels, height, width). unconditional: the label of no class, which guidance needs.
-    seed, first: sample k of a call draws from generator (seed, first + k). frames: states to keep. progress: told
-    each step.
+    seed, first: sample k of a call draws from generator (seed, first + k). frames: states to keep. progress: called
+    with every step.
     """
     sampler.check(process)
     if sampler.guidance != 1 and unconditional is None:
@@ -167,31 +165,26 @@ def make_scheduler(process: Process, sampler: Sampler) -> Any:
         "trained_betas": process.schedule.betas.numpy(),
         "prediction_type": "v_prediction" if process.prediction == "velocity" else "epsilon",
     }
-    made: Any
     if sampler.name == "ddpm":
         variance = "learned_range" if process.learn_sigma else "fixed_small"
         # linspace is the official code's choice of timesteps for fewer steps than it was trained with.
-        made = schedulers.DDPMScheduler(
+        scheduler = schedulers.DDPMScheduler(
             **common, variance_type=variance, clip_sample=sampler.clip, timestep_spacing="linspace"
         )
     elif sampler.name == "ddim":
-        made = schedulers.DDIMScheduler(**common, clip_sample=sampler.clip, timestep_spacing="trailing")
+        scheduler = schedulers.DDIMScheduler(**common, clip_sample=sampler.clip, timestep_spacing="trailing")
     else:
         # With a largest value of 1, its thresholding is clipping.
-        made = schedulers.DPMSolverMultistepScheduler(
+        scheduler = schedulers.DPMSolverMultistepScheduler(
             **common, algorithm_type="dpmsolver++", solver_order=2, thresholding=sampler.clip, sample_max_value=1.0
         )
-    made.set_timesteps(steps)
-    return made
+    scheduler.set_timesteps(steps)
+    return scheduler
 
 
 def import_schedulers() -> Any:
     """diffusers' schedulers, or one sentence that says how to install them."""
-    try:
-        import diffusers
-    except ImportError:
-        raise DataError.missing_package("sampling", "diffusers", "diffusion") from None
-    return diffusers
+    return import_extra("diffusers", "sampling", "diffusion")
 
 
 def frame_steps(steps: int, frames: int) -> Sequence[int]:

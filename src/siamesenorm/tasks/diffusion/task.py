@@ -14,7 +14,7 @@ from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.latents import LatentImages, is_latents, open_latents
 from siamesenorm.errors import DataError
 from siamesenorm.models.dit import DiT, DiTConfig, count_dit
-from siamesenorm.tasks.base import Batch, Loss, Ranks, check_limits
+from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, check_limits
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig, DiffusionEvaluationConfig, ProcessConfig
 from siamesenorm.tasks.diffusion.data import (
     NoisyImages,
@@ -76,7 +76,7 @@ class DiffusionTask(ImageTask):
             )
         try:
             evaluation_sampler(evaluation, process).check(process)
-        except DataError as error:  # it speaks of a sampler's fields, steps among them
+        except DataError as error:  # it speaks of a sampler's fields, steps ranks them
             raise ValueError(f"evaluation.{str(error).replace('steps:', 'sampling_steps:', 1)}") from None
 
     def __init__(self, config: Any) -> None:
@@ -126,14 +126,15 @@ class DiffusionTask(ImageTask):
             metrics |= {"mse": losses.mse.detach().mean(), "vlb": losses.vlb.detach().mean()}
         return Loss(total, metrics)
 
-    def measure(self, model: nn.Module, among: Ranks) -> dict[str, float]:
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, ranks: Ranks = ALONE) -> dict[str, float]:
         """Held-out losses, whole and by quarters of time, on fixed noise; the distance of samples where asked for."""
-        metrics = self._held_out_losses(model, among)
+        metrics = self._held_out_losses(model, ranks)
         if self.evaluation.samples:
-            metrics |= self._fidelity(model, among.sharing(model))
+            metrics |= self._fidelity(model, ranks.sharing(model))
         return metrics
 
-    def _held_out_losses(self, model: nn.Module, among: Ranks) -> dict[str, float]:
+    def _held_out_losses(self, model: nn.Module, ranks: Ranks) -> dict[str, float]:
         if self.held_out is None:
             return {}
         device = next(model.parameters()).device
@@ -143,7 +144,7 @@ class DiffusionTask(ImageTask):
             pair = torch.stack([values.where(counted, 0).sum(), counted.sum()]).double()
             sums[name] = sums[name] + pair if name in sums else pair
 
-        for batch in self.held_out.batches(self.evaluation.at_once, rank=among.rank, world_size=among.world_size):
+        for batch in self.held_out.batches(self.evaluation.at_once, rank=ranks.rank, world_size=ranks.world_size):
             given = {name: values.to(device) for name, values in batch.items()}
             losses = self.process.losses(model, given["image"], given["label"], given["noise"], given["time"])
             counted = given["counted"]
@@ -155,7 +156,7 @@ class DiffusionTask(ImageTask):
                 inside = (given["time"] * QUARTERS).long() == quarter
                 add(f"mse/quarter_{quarter + 1}", losses.mse, inside & counted)
         flat = {f"{name}|{k}": float(pair[k]) for name, pair in sums.items() for k in (0, 1)}
-        means = among.average(flat)
+        means = ranks.average(flat)
         return {name: means[f"{name}|0"] / means[f"{name}|1"] for name in sums if means[f"{name}|1"]}
 
     def measures(self) -> Metrics:
@@ -189,10 +190,10 @@ class DiffusionTask(ImageTask):
         evaluation, classes = self.evaluation, len(self.images.class_names)
         labels = np.arange(evaluation.samples) % classes
 
-        def made(first: int) -> Images:
+        def sampled(first: int) -> Images:
             return to_bytes(self.samples(model, torch.from_numpy(labels[first : first + evaluation.at_once]), first))
 
-        samples = list(sharing.each(range(0, len(labels), evaluation.at_once), made))
+        samples = list(sharing.each(range(0, len(labels), evaluation.at_once), sampled))
         found = self.fidelity(np.concatenate(samples), labels)
         return {"frechet": found["frechet"], "sample_accuracy": found["accuracy"]}
 

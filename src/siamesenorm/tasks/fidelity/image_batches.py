@@ -26,6 +26,7 @@ from siamesenorm.data.reading import named_path
 from siamesenorm.errors import DataError
 
 Images = NDArray[np.uint8]
+"""(images, height, width, channels)."""
 ARRAY, LABELS = "arr_0", "arr_1"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from siamesenorm.data.workers import ProgressCallback
 from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
 from siamesenorm.tasks.fidelity.image_batches import Pictures
@@ -24,7 +24,6 @@ MANIFOLD = 50_000
 FEW = 10_000
 """Below this many images the Fréchet distance is biased upwards enough to mislead."""
 
-Progress = Callable[[int], None]
 ALONE = Sharing()
 
 
@@ -53,7 +52,7 @@ def describe(
     *,
     batch: int = BATCH,
     keep: int = MANIFOLD,
-    progress: Progress = lambda done: None,
+    progress: ProgressCallback = lambda done: None,
     sharing: Sharing = ALONE,
 ) -> Described:
     """Statistics, features and logits of all pictures; progress is called with every batch's size.
@@ -93,7 +92,7 @@ def cached_reference(
     cache: Path,
     *,
     batch: int = BATCH,
-    progress: Progress = lambda done: None,
+    progress: ProgressCallback = lambda done: None,
     sharing: Sharing = ALONE,
 ) -> Reference:
     """Statistics of pictures in a network's features: read where they are kept, else made and kept."""
@@ -105,13 +104,13 @@ def cached_reference(
         kept = read_reference(path)
     if all(sharing.gather(kept is not None)) and kept is not None:  # machines may have caches of their own
         return kept
-    made = replace(
+    reference = replace(
         describe(pictures, network, batch=batch, progress=progress, sharing=sharing).reference, source=source
     )
     with contextlib.suppress(OSError):  # what cannot be kept is made again
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_reference(path, made)
-    return made
+        write_reference(path, reference)
+    return reference
 
 
 def compare(generated: Described, reference: Reference) -> Fidelity:

@@ -11,12 +11,13 @@ import torch
 from siamesenorm.data.images import open_images
 from siamesenorm.data.images.imageset import SPLITS, Split
 from siamesenorm.data.reading import named_path
+from siamesenorm.data.workers import ProgressCallback
 from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.classifier import classifier_for
 from siamesenorm.tasks.fidelity.features import FeatureNetwork
 from siamesenorm.tasks.fidelity.image_batches import Pictures, has_pictures, of_image_set, open_pictures
 from siamesenorm.tasks.fidelity.inception_weights import WHERE, load_inception
-from siamesenorm.tasks.fidelity.measure import ALONE, BATCH, Progress, cached_reference
+from siamesenorm.tasks.fidelity.measure import ALONE, BATCH, cached_reference
 from siamesenorm.tasks.fidelity.references import Reference, holds_statistics, read_reference
 from siamesenorm.tasks.sharing import Sharing
 
@@ -61,7 +62,7 @@ def open_reference(
     network: FeatureNetwork,
     cache: Path,
     batch: int = BATCH,
-    progress: Progress = lambda done: None,
+    progress: ProgressCallback = lambda done: None,
     sharing: Sharing = ALONE,
 ) -> Reference:
     """Statistics of a file, or of pictures: those are kept in the cache for the next time.

@@ -14,6 +14,11 @@ from siamesenorm.train.speed import PEAKS
 GB = 1e9
 
 
+def gib(size: float) -> str:
+    """Bytes in GiB."""
+    return f"{size / 2**30:,.1f} GiB"
+
+
 @dataclass(frozen=True)
 class GPU:
     """One GPU in a machine of several."""
@@ -91,7 +96,7 @@ class Assumptions:
 
 
 def assumptions(changes: Iterable[str]) -> Assumptions:
-    """The usual ones, changed by ``name=value``."""
+    """The defaults, changed by ``name=value``."""
     known = {field.name for field in fields(Assumptions)}
     values: dict[str, float] = {}
     for text in changes:

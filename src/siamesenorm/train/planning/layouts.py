@@ -13,8 +13,8 @@ from typing import Any
 from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.pipeline import INTERLEAVED
-from siamesenorm.train.vocabulary_parallel import divides_vocabulary
+from siamesenorm.train.parallel.pipeline import INTERLEAVED
+from siamesenorm.train.parallel.vocabulary import divides_vocabulary
 
 CHECKPOINTING = ("none", "sublayer", "full")
 TENSOR_GROUPS = (2, 4, 8)

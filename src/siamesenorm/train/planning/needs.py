@@ -15,8 +15,9 @@ import torch
 
 from siamesenorm.models.stack import Stack
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.expert_parallel import experts_of, stacked
 from siamesenorm.train.optimizer import parameter_groups
+from siamesenorm.train.parallel.experts import experts_of, stacked
+from siamesenorm.train.parallel.sequence import divides_tokens
 from siamesenorm.train.planning.layouts import Layout, of_process
 from siamesenorm.train.planning.profile import Question, StageMemory, grown, whole_model
 from siamesenorm.train.planning.stages import (
@@ -29,7 +30,6 @@ from siamesenorm.train.planning.stages import (
     passes,
     places_of_group,
 )
-from siamesenorm.train.sequence_parallel import divides_tokens
 
 FLOAT = 4
 MUON_COPIES = 5
@@ -133,11 +133,11 @@ def need_of_group(config: RunConfig, layout: Layout, at: AtDepth, group: int, de
     block = gathered_block(config, layout, all_of_them) if sharded else 0.0
     root = FLOAT * (parts.root + parts.embedding) if sharded else 0.0
     order, stages = list(passes(layout, count, group)), [PlannedStage.of(place, at) for place in places]
-    around = [arriving(config, layout, place) + leaving(config, layout, place) for place in places]
+    outside = [arriving(config, layout, place) + leaving(config, layout, place) for place in places]
     # What several stages of a process send is waited for, and held, until the end of a step.
-    staying = around if layout.stages > 1 else [0.0] * len(places)
+    staying = outside if layout.stages > 1 else [0.0] * len(places)
     kept, moment = fullest(order, stages, gradients, staying, block, root)
-    buffers = count * sum(around)
+    buffers = count * sum(outside)
     moments = {f"{moment.where} of group {group}": buffers + moment.size + tensor_sums(layout, config)}
     if sharded:  # all blocks are gathered, and gradients whole, when the first is summed and scattered
         gathered = root + block * sum(len(place.blocks) for place in places)
@@ -157,14 +157,14 @@ def of_places(parts: Parts, places: Sequence[StagePlace], config: RunConfig) -> 
     embedding = parts.embedding * any(place.first for place in places)
     root = parts.root * any(place.last for place in places)
     blocks = round(parts.blocks * share)
-    around = 2 * (parts.embedding + parts.root)  # moments of what AdamW updates, whatever updates the blocks
+    outside = 2 * (parts.embedding + parts.root)  # moments of what AdamW updates, whatever updates the blocks
     return replace(
         parts,
         blocks=blocks,
         embedding=embedding,
         root=root,
         trained=blocks + embedding + root,
-        moments=round((parts.moments - around) * share) + 2 * (embedding + root),
+        moments=round((parts.moments - outside) * share) + 2 * (embedding + root),
         experts=round(parts.experts * share),
         links=round(parts.links * share),
     )

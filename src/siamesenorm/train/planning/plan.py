@@ -9,7 +9,7 @@ from typing import Any
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.planning.hardware import GPU, Assumptions
+from siamesenorm.train.planning.hardware import GPU, Assumptions, gib
 from siamesenorm.train.planning.layouts import Layout, given_layout, possible_layouts
 from siamesenorm.train.planning.needs import Need, at_depth, need_of, parts_of
 from siamesenorm.train.planning.refusals import problem_of
@@ -196,11 +196,6 @@ def describe(layout: Layout) -> str:
     """A layout in words."""
     kept = {"none": "", "sublayer": ", sublayers computed again", "full": ", blocks computed again"}
     return f"{layout.name} with micro-batches of {layout.micro_batch}{kept[layout.checkpointing]}"
-
-
-def gib(size: float) -> str:
-    """Bytes in GiB."""
-    return f"{size / 2**30:,.1f} GiB"
 
 
 def seconds(value: float) -> str:

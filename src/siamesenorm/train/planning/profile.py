@@ -23,8 +23,7 @@ from siamesenorm.tasks import find_task
 from siamesenorm.train.activations import checkpoint_activations
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.parameters import choose_parameters
-from siamesenorm.train.planning.experts import pretend_exchanged
-from siamesenorm.train.planning.sequence import pretend_divided
+from siamesenorm.train.planning.stand_ins import pretend_divided, pretend_exchanged
 from siamesenorm.train.planning.tracing import Moment, Trace, shapes_alone, trace_step
 from siamesenorm.train.precision import DTYPES
 

@@ -8,10 +8,10 @@ from typing import Any
 from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.pipeline import Division, check_pipeline
+from siamesenorm.train.parallel.pipeline import Division, check_pipeline
+from siamesenorm.train.parallel.sequence import divides_tokens
 from siamesenorm.train.planning.layouts import Layout, has_vocabulary, has_vocabulary_divided, world_of
 from siamesenorm.train.planning.profile import Question, whole_model
-from siamesenorm.train.sequence_parallel import divides_tokens
 
 
 def problem_of(config: RunConfig, layout: Layout) -> str | None:
@@ -55,7 +55,7 @@ def problem_of(config: RunConfig, layout: Layout) -> str | None:
 
 
 def problem_of_stages(config: RunConfig, layout: Layout) -> str | None:
-    """Why a pipeline is not allowed: what `siamesenorm.train.pipeline` would say."""
+    """Why a pipeline is not allowed: what `siamesenorm.train.parallel.pipeline` would say."""
     if not has_vocabulary(config):
         return "pipelines take language models"
     try:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from siamesenorm.train.boundaries import Boundaries
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.pipeline import INTERLEAVED, divided
+from siamesenorm.train.parallel.boundaries import Boundaries
+from siamesenorm.train.parallel.pipeline import INTERLEAVED, divided
+from siamesenorm.train.parallel.sequence import divides_tokens
 from siamesenorm.train.planning.layouts import Layout
 from siamesenorm.train.planning.profile import Profile, Question, whole_model
-from siamesenorm.train.sequence_parallel import divides_tokens
 
 AtDepth = Callable[[int], Profile]
 """The profile of one micro-batch of a stack of so many blocks, 0 being what surrounds them."""
@@ -38,14 +38,14 @@ def passes(layout: Layout, count: int, group: int) -> Iterator[Pass]:
         ahead = min((stages - 1) * each + 2 * (layout.pp - 1 - group), stages * count)
         there = [Pass(n // each % stages, True) for n in range(stages * count)]
         back = [Pass(stages - 1 - n // each % stages, False) for n in range(stages * count)]
-        turns = zip(there[ahead:], back, strict=False)
+        pairs = zip(there[ahead:], back, strict=False)
     else:
         there, back = [Pass(0, True)] * count, [Pass(0, False)] * count
         ahead = count if layout.schedule == "gpipe" else min(count, layout.pp - group)
-        turns = zip(back, there[ahead:], strict=False)
+        pairs = zip(back, there[ahead:], strict=False)
     yield from there[:ahead]
-    for turn in turns:
-        yield from turn
+    for pair in pairs:
+        yield from pair
     yield from back[len(there) - ahead :]
 
 
@@ -84,18 +84,18 @@ class PlannedStage:
     @classmethod
     def of(cls, place: StagePlace, at: AtDepth) -> PlannedStage:
         """The part of a whole model's profile that is a stage's; what surrounds the blocks counts in the last one."""
-        around, start, stop = at(0), at(place.blocks.start), at(place.blocks.stop)
-        behind = stop.kept - around.kept * (not place.last)  # when forward is over, of all blocks so far
-        moments = [stop.stages["backward"].alive - (stop.kept - around.kept)]
+        outside, start, stop = at(0), at(place.blocks.start), at(place.blocks.stop)
+        behind = stop.kept - outside.kept * (not place.last)  # when forward is over, of all blocks so far
+        moments = [stop.stages["backward"].alive - (stop.kept - outside.kept)]
         if place.last:
             moments = [stop.stages[name].alive - behind for name in ("head", "loss", "backward")]
         return cls(
             place,
-            stop.kept - start.kept + around.kept * place.last,
+            stop.kept - start.kept + outside.kept * place.last,
             max(0.0, stop.stages["forward"].alive - behind),
             max(0.0, *moments),
-            stop.flops - start.flops + around.flops * place.last,
-            stop.traffic - start.traffic + around.traffic * place.last,
+            stop.flops - start.flops + outside.flops * place.last,
+            stop.traffic - start.traffic + outside.traffic * place.last,
         )
 
 

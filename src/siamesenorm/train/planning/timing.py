@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from siamesenorm.train.config import RunConfig
+from siamesenorm.train.parallel.sequence import divides_tokens
 from siamesenorm.train.planning.hardware import GPU, Assumptions
 from siamesenorm.train.planning.layouts import Layout, has_vocabulary_divided
 from siamesenorm.train.planning.needs import FLOAT, Parts, of_places, own_parts, tensor_sums
@@ -19,7 +20,6 @@ from siamesenorm.train.planning.stages import (
     passes,
     places_of_group,
 )
-from siamesenorm.train.sequence_parallel import divides_tokens
 
 UPDATE = {"adamw": 7, "muon": 6}
 """How often an optimiser's step reads or writes a number of the size of the weights."""
@@ -97,11 +97,11 @@ def sent_in(config: RunConfig, layout: Layout, parts: Parts, blocks: int, ends: 
         reduced = 2 * (layout.replicas - 1) / layout.replicas * held
         count += blocks + 2
     if layout.tensor > 1:
-        block, around = tensor_passes(config, layout)
+        block, outside = tensor_passes(config, layout)
         share, whole = (layout.tensor - 1) / layout.tensor, tensor_sums(layout, config)
         width = FLOAT if config.train.precision == "fp32" else 2
-        tensor = times * share * whole * (blocks * block.all + ends / 2 * around.all * FLOAT / width)
-        summed = times * share * whole * (blocks * block.scattered + ends / 2 * around.scattered * FLOAT / width)
+        tensor = times * share * whole * (blocks * block.all + ends / 2 * outside.all * FLOAT / width)
+        summed = times * share * whole * (blocks * block.scattered + ends / 2 * outside.scattered * FLOAT / width)
         if divides_tokens(config, layout.tensor):  # of the links' gradients, every process has a part
             tensor += 2 * share * FLOAT * parts.links * (times if layout.shards == 1 else 1)
         count += times * 4 * blocks

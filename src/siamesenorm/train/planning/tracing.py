@@ -21,10 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from siamesenorm.models.stack import Stack, run_block
+from siamesenorm.models.stack import Stack
 from siamesenorm.residual.kernels.eager import planned_for
+from siamesenorm.train.tensor_layout import local
 
-Stage = tuple[str, int]
+StageKey = tuple[str, int]
 """``("forward", block)``, ``("head", 0)``, ``("backward", block)`` or ``("end", 0)``: where in a step."""
 FORMS = {"aten::addmm_": torch.ops.aten.addmm, "aten::baddbmm_": torch.ops.aten.baddbmm}
 """Operators in place, as torch's FLOP counter knows them."""
@@ -63,7 +64,7 @@ class Moment:
 class Trace:
     """What one step of one process did."""
 
-    stages: dict[Stage, Moment] = field(default_factory=dict)
+    stages: dict[StageKey, Moment] = field(default_factory=dict)
     kept: int = 0
     """Bytes alive when forward is over: what backward needs."""
     gradients: int = 0
@@ -96,14 +97,14 @@ class Ledger(TorchDispatchMode):
         if operator is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].dtype.is_floating_point else 1  # there is none to read, and any will do
         out = operator(*args, **kwargs)
-        made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-        for tensor in made:
+        outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        for tensor in outputs:
             self.follow(tensor)
         if operator is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._weights:
             key = out.untyped_storage()._cdata
             self._casts.add(key)
             self.casts += self._sizes[key]
-        self._count(operator, args, kwargs, out, made)
+        self._count(operator, args, kwargs, out, outputs)
         self.look()
         return out
 
@@ -144,31 +145,31 @@ class Ledger(TorchDispatchMode):
     def accumulated(self, parameter: Tensor) -> None:
         """A weight has got its gradient, which is counted apart from now on."""
         assert parameter.grad is not None
-        storage = own_part(parameter.grad).untyped_storage()
+        storage = local(parameter.grad).untyped_storage()
         size = self._sizes.get(storage._cdata, 0)
         self._sizes[storage._cdata] = 0
-        self.alive, self.trace.gradients = self.alive - size, self.trace.gradients + own_part(parameter.grad).nbytes
+        self.alive, self.trace.gradients = self.alive - size, self.trace.gradients + local(parameter.grad).nbytes
         parameter.grad = None
         self.look()
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
         """What is there before the step and behind it; views of it are no memory of the step's."""
         for tensor in tensors:
-            self._sizes[own_part(tensor).untyped_storage()._cdata] = 0
+            self._sizes[local(tensor).untyped_storage()._cdata] = 0
 
     def know_weights(self, tensors: Iterable[Tensor]) -> None:
-        """Blocks' weights, whose casts are told apart."""
-        self._weights |= {own_part(tensor).untyped_storage()._cdata for tensor in tensors}
+        """Blocks' weights, whose casts are counted apart."""
+        self._weights |= {local(tensor).untyped_storage()._cdata for tensor in tensors}
 
-    def _count(self, operator: Any, args: Any, kwargs: Any, out: Any, made: list[Tensor]) -> None:
+    def _count(self, operator: Any, args: Any, kwargs: Any, out: Any, outputs: list[Tensor]) -> None:
         packet = FORMS.get(operator.name().partition(".")[0], operator._overloadpacket)
         if packet in flop_registry:
             self.trace.flops += flop_registry[packet](*args, **kwargs, out_val=out) * _seen(operator, args, kwargs)
         elif operator.namespace in ("c10d", "_c10d_functional", "_dtensor"):
             self._count_sent(operator, args)
-        elif not operator.is_view and made:
+        elif not operator.is_view and outputs:
             given = (t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor))
-            self.trace.traffic += sum(t.nbytes for t in (*made, *given))
+            self.trace.traffic += sum(t.nbytes for t in (*outputs, *given))
 
     def _count_sent(self, operator: Any, args: Any) -> None:
         name = operator.__name__.partition(".")[0].strip("_")
@@ -184,11 +185,6 @@ class Ledger(TorchDispatchMode):
         share = 1.0 if kind == "send" else (size - 1) / size * (2 if kind == "all_reduce" else 1)
         self.trace.sent[kind] = self.trace.sent.get(kind, 0.0) + whole * share
         self.trace.collectives += 1
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _seen(operator: Any, args: Any, kwargs: Any) -> float:
@@ -292,4 +288,4 @@ def _stages(model: Stack[Any], ledger: Ledger) -> Iterator[None]:
     try:
         yield
     finally:
-        model.run = inner if inner is not run_block else run_block
+        model.run = inner

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from siamesenorm.models.stack import current_name
-from siamesenorm.train.layout import plain_name, restore, row_orders, stored, template
-from siamesenorm.train.manifest import CheckpointError
-from siamesenorm.train.pipeline import Pipeline
+from siamesenorm.train.checkpoint.manifest import CheckpointError
+from siamesenorm.train.parallel.pipeline import Pipeline
+from siamesenorm.train.tensor_layout import plain_name, restore, row_orders, stored, template
 
-State = Mapping[str, Any]
+TrainingState = Mapping[str, Any]
 AVERAGED = "ema."
 """How the names of averaged weights in ``tensors`` begin; the parameter's name follows."""
 
@@ -82,7 +82,7 @@ class _Orders:
         return order if order is not None and tensor.dim() and tensor.shape[0] == len(order) else None
 
 
-def flatten(state: State) -> dict[str, Tensor]:
+def flatten(state: TrainingState) -> dict[str, Tensor]:
     """Named tensors of ``{"model": …, "optimizer": …, "tensors": …}``, each part optional."""
     flat = _live(state)
     optimizer = state.get("optimizer")
@@ -109,7 +109,7 @@ class Restoring:
     read into, then comes `done`.
     """
 
-    def __init__(self, state: State, sizes: Mapping[str, torch.Size]) -> None:
+    def __init__(self, state: TrainingState, sizes: Mapping[str, torch.Size]) -> None:
         model = state.get("model")
         own = set() if model is None else all_names(model)  # a name that a model has is no old one of another
         names = {name if _parameter_of(name) in own else current_name(name): name for name in sizes}
@@ -161,7 +161,7 @@ class Restoring:
             optimizer.state.update(self.optimizer_state)
 
 
-def _live(state: State) -> dict[str, Tensor]:
+def _live(state: TrainingState) -> dict[str, Tensor]:
     """The model's and the loop's own tensors."""
     flat: dict[str, Tensor] = {}
     if (model := state.get("model")) is not None:

@@ -1,7 +1,7 @@
 """Rows of fused matrices, as they lie in a model and as they are stored.
 
 Tensor parallelism gives every process its heads of q, k and v, and its part of SwiGLU's value and gate. Both lie
-fused in one matrix, so that its rows are put into another order before it is split. Files always have the usual
+fused in one matrix, so that its rows are put into another order before it is split. Files always have the original
 order: `stored` and `restore` go between the two.
 """
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 ROW_ORDER = "row_order"
-"""Attribute of a module: row i of its parameters is row ``row_order[i]`` of the usual matrix."""
+"""Attribute of a module: row i of its parameters is row ``row_order[i]`` of the original matrix."""
 
 WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
 
@@ -54,16 +54,16 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def usual_rows(tensor: Tensor, order: Tensor) -> Tensor:
-    """A full tensor with its rows in the usual order."""
+def stored_rows(tensor: Tensor, order: Tensor) -> Tensor:
+    """A full tensor with its rows in the original order."""
     return torch.empty_like(tensor).index_copy_(0, order.to(tensor.device), tensor)
 
 
 def stored(tensor: Tensor, order: Tensor | None) -> Tensor:
-    """The tensor as it goes into files: rows in the usual order, split evenly over the processes."""
+    """The tensor as it goes into files: rows in the original order, split evenly over the processes."""
     if order is None:
         return tensor
-    full = usual_rows(whole(tensor.detach()), order)
+    full = stored_rows(whole(tensor.detach()), order)
     if not isinstance(tensor, DTensor):
         return full
     mesh = tensor.device_mesh
@@ -85,7 +85,7 @@ def restore(read: Tensor, tensor: Tensor, order: Tensor | None) -> None:
 
 @torch.no_grad()
 def place(full: Tensor, tensor: Tensor, order: Tensor | None) -> None:
-    """Put a whole tensor, its rows in the usual order, into one of a model, or this process's part of it."""
+    """Put a whole tensor, its rows in the original order, into one of a model, or this process's part of it."""
     full = full if order is None else full[order.to(full.device)]
     local(tensor).copy_(own_part(full, tensor))
 

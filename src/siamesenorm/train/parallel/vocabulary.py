@@ -19,8 +19,8 @@ from siamesenorm.errors import ConfigError
 from siamesenorm.layers.cross_entropy import linear_cross_entropy
 from siamesenorm.layers.linear import linear
 from siamesenorm.models.lm import LanguageModel
-from siamesenorm.train.layout import local
-from siamesenorm.train.sequence_parallel import TokenPlacement
+from siamesenorm.train.parallel.sequence import TokenPlacement
+from siamesenorm.train.tensor_layout import local
 
 
 class Vocabulary:

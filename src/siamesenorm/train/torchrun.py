@@ -1,6 +1,12 @@
-"""How the processes of a run find each other: what the environment says, and the store in which they first meet.
+"""What torchrun gives a process: its place among others, the store in which they first meet, and the agent above it.
 
-A process that cannot go on says so there, so that nobody waits for it: `meet` fails in all of them with its sentence.
+A process that cannot go on says so in the store, so that nobody waits for it: `meet` fails in all of them with its
+sentence.
+
+An agent that is killed leaves its workers behind. They would go on with no agent to start them again, hold their GPUs
+and the run's lock, and the next agent on the machine would wait. So a worker watches its agent: once that is gone it
+gets SIGTERM, at which a run saves its step and stops, with the processes of other machines. What has not ended by then,
+since it waits for a process that is gone too, ends when torchrun would have ended it.
 """
 
 from __future__ import annotations
@@ -8,7 +14,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
+import signal
 import socket
+import sys
+import threading
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -21,6 +32,11 @@ MOST_PORTS = 65535
 FAREWELL = timedelta(seconds=30)
 """How long a process that cannot go on stays to tell the others."""
 _meetings = itertools.count()
+RUN_ID = "TORCHELASTIC_RUN_ID"
+"""What torchrun writes into the environment of workers."""
+PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Seconds that torchrun gives workers between SIGTERM and SIGKILL; 30 by default."""
+_watching: list[threading.Thread] = []
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,7 @@ def was_restarted() -> bool:
 
 def refuse(problem: str) -> None:
     """Tell the other processes, if there are any, why this one cannot go on; each of them then ends with that."""
-    with contextlib.suppress(ConfigError, dist.DistError):  # nobody is there to be told
+    with contextlib.suppress(ConfigError, dist.DistError):  # no other process is there
         place = ProcessPlace.from_environment()
         if place.size > 1:
             store = _open_store(place, FAREWELL)
@@ -119,7 +135,7 @@ def _open_store(place: ProcessPlace, timeout: timedelta) -> Store:
         raise ConfigError(
             f"MASTER_ADDR, MASTER_PORT: no process answers at {host}:{port} ({str(error).splitlines()[0]})"
         ) from None
-    run, restart = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    run, restart = os.environ.get(RUN_ID, "none"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"siamesenorm/{run}/{restart}/{next(_meetings)}", store)
 
 
@@ -133,3 +149,45 @@ def _number(variable: str, default: int, *, least: int = 0, most: int | None = N
         allowed = f"{least} or more" if most is None else f"{least} to {most}" if most > least else str(least)
         raise ConfigError(f"{variable}: {number} is not allowed; {where}it takes {allowed}")
     return number
+
+
+def watch_agent() -> None:
+    """From now on, end when the agent does; nothing where torchrun did not start this process."""
+    if RUN_ID not in os.environ or sys.platform == "win32" or _watching:
+        return
+    thread = threading.Thread(target=_watch, args=(os.getppid(),), name="agent", daemon=True)
+    _watching.append(thread)
+    thread.start()
+
+
+def _watch(agent: int) -> None:
+    wait_for_end(agent)
+    with contextlib.suppress(OSError, ValueError):  # where it went is gone too
+        print(f"siamesenorm: torchrun's agent {agent} is gone; this process stops too", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_patience())
+    os._exit(128 + signal.SIGTERM)
+
+
+def wait_for_end(parent: int) -> None:
+    """Return as soon as this process's parent has ended."""
+    try:
+        ended = os.pidfd_open(parent)
+    except (AttributeError, OSError):  # no Linux, an old one, or gone already
+        while os.getppid() == parent:
+            time.sleep(1)
+        return
+    try:
+        end = select.poll()
+        end.register(ended, select.POLLIN)
+        while os.getppid() == parent:  # else the number may be another's by now
+            end.poll(60_000)
+    finally:
+        os.close(ended)
+
+
+def _patience() -> float:
+    try:
+        return max(1.0, float(os.environ.get(PATIENCE, "30")))
+    except ValueError:
+        return 30.0

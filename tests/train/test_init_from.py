@@ -7,10 +7,10 @@ import torch
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.train.folder import RunFolder
+from siamesenorm.train.init_from import resized
 from siamesenorm.train.loop import train
 from siamesenorm.train.recipes import resolve
-from siamesenorm.train.starting import resized
-from siamesenorm.train.stored import open_stored, save_stored
+from siamesenorm.train.trained import open_stored, save_stored
 
 from .small_runs import SMALL, losses, tiny, train_until, weights
 from .worlds import run_world

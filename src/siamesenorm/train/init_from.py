@@ -1,6 +1,6 @@
-"""Weights that a run begins with, in place of first weights of its own: of a run, a folder or a file.
+"""``train.init_from``: weights that a run begins with, of a run, a folder or a file, and the model that they are of.
 
-``train.init_from`` names them. They are read once, before the first step: a run that goes on has weights of its own.
+They are read once, before the first step: a run that goes on has weights of its own.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from siamesenorm.data.reading import parse_json
-from siamesenorm.data.tensors import read_tensors
+from siamesenorm.data.tensors import read_header, read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.errors import ConfigError
-from siamesenorm.language_folder import is_model, open_model_folder
+from siamesenorm.language_folder import is_model, model_config_of, open_model_folder
 from siamesenorm.layers.lora import is_factor
 from siamesenorm.models.stack import current_name
 from siamesenorm.tasks import Task
+from siamesenorm.train.checkpoint.state import model_tensors
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.layout import place, row_orders
-from siamesenorm.train.source_model import FIELD, model_of_header
+from siamesenorm.train.folder import RunFolder
+from siamesenorm.train.tensor_layout import place, row_orders
 from siamesenorm.train.trained import open_language_model, open_trained
-from siamesenorm.train.training_state import model_tensors
 
+FIELD = "train.init_from"
 FREE = {"dropout", "drop_path", "z_weight", "init", "init_std", "first_logits", "class_dropout", "balance_weight"}
 """Fields of a model that weights do not depend on."""
 VOCABULARY = ("embedding.weight", "head.weight")
@@ -35,7 +36,7 @@ VOCABULARY = ("embedding.weight", "head.weight")
 
 @dataclass(frozen=True)
 class Starting:
-    """Weights by name, in the usual order of their rows, that fit the run's model."""
+    """Weights by name, in the original order of their rows, that fit the run's model."""
 
     weights: Mapping[str, Tensor]
 
@@ -100,14 +101,17 @@ def _read(source: Path, task: str) -> Found:
         model, tokenizer = open_model_folder(source, FIELD)
         return _dumped(model.config), model.state_dict(), tokenizer
     if not source.is_file():
-        raise ConfigError(
-            f"{FIELD}: {str(source)!r} is not there; it takes a run, a Hugging Face folder, a GGUF or safetensors file"
-        )
+        raise _missing(source)
     weights, header = read_tensors(source, FIELD)
     said, theirs = model_of_header(header, source)
     if theirs not in (None, task):
         raise ConfigError(f"{FIELD}: {str(source)!r} is a model of {theirs!r}; the run is one of {task}")
     return said if isinstance(said, dict) else None, weights, None
+
+
+def _missing(source: Path | str) -> ConfigError:
+    what = "a run, a Hugging Face folder, a GGUF or safetensors file"
+    return ConfigError(f"{FIELD}: {str(source)!r} is not there; it takes {what}")
 
 
 def _dumped(model: BaseModel) -> dict[str, Any]:
@@ -158,3 +162,33 @@ def resized(matrix: Tensor, rows: int) -> Tensor:
         return matrix[:rows].clone()
     mean = matrix.float().mean(0, keepdim=True).to(matrix.dtype)
     return torch.cat([matrix, mean.expand(rows - len(matrix), -1)])
+
+
+def source_model(source: Any, task: str) -> dict[str, Any]:
+    """The fields of the model of a run, a Hugging Face folder or an exported file; no weight is read."""
+    if not isinstance(source, str) or not source:
+        raise ConfigError(f"train.init_model: true is not allowed; it takes false unless {FIELD} is given")
+    place = Path(source)
+    if (place / "config.yaml").is_file():
+        config = RunFolder(place).config()
+        fields: Any = config.model.model_dump(mode="json")
+        theirs: str | None = config.task
+    elif is_model(place):
+        fields, theirs = model_config_of(place, FIELD).model_dump(mode="json"), "language"
+    elif place.is_file():
+        fields, theirs = model_of_header(read_header(place, FIELD), place)
+    else:
+        raise _missing(source)
+    if theirs != task:
+        raise ConfigError(f"{FIELD}: {source!r} is a model of {theirs}; the run is one of {task}")
+    if not isinstance(fields, dict):
+        raise ConfigError(f"train.init_model: true is not allowed; {source!r} does not say what its model is")
+    return fields
+
+
+def model_of_header(header: Mapping[str, str], file: Path) -> tuple[Any, str | None]:
+    """The model's fields and the task that a file of weights names in its header; None where it names none."""
+    try:
+        return parse_json(header.get("config", "null")), header.get("task")
+    except ValueError:
+        raise ConfigError(f"{FIELD}: {str(file)!r} has a header that is not sound JSON") from None

@@ -20,6 +20,7 @@ from siamesenorm.errors import ConfigError
 from siamesenorm.layers.grouped import add_slots, grouped_linear, sort_slots, spread_slots
 from siamesenorm.layers.mlp import activate
 from siamesenorm.layers.moe import MoE, compute_dtype
+from siamesenorm.train.tensor_layout import local
 
 
 def experts_of(part: nn.Module) -> Iterator[MoE]:
@@ -37,7 +38,7 @@ def check_experts_of(model: nn.Module, size: int) -> None:
     """Raise where a model's experts cannot be divided among so many processes."""
     counts = {moe.experts for moe in experts_of(model)}
     if not counts:
-        raise ConfigError(f"parallel.ep: {size} is not allowed for a model without experts; it takes 1")
+        raise ConfigError.not_allowed("parallel.ep", size, "1", when="for a model without experts")
     for count in counts:
         if count % size:
             raise ConfigError(f"parallel.ep: {size} is not allowed; model.moe.experts = {count} is no multiple")
@@ -120,17 +121,20 @@ class Exchange:
         """
         slots, _ = sort_slots(expert.unsqueeze(1), own)
         rows = scaled_gradient(rows, self.size)
-        inner = grouped_linear(rows, here(moe.w_in), here(moe.b_in), slots, dispatch=True)
+        inner = grouped_linear(
+            rows, local(moe.w_in), moe.b_in if moe.b_in is None else local(moe.b_in), slots, dispatch=True
+        )
         units = activate(inner, moe.activation)
         if moe.out_norm is not None:  # which every process has, for all experts
             units = scaled_gradient(moe.out_norm(scaled_gradient(units, 1 / self.size)), self.size)
-        out = grouped_linear(units.to(inner.dtype), here(moe.w_out), here(moe.b_out), slots, dispatch=False)
+        out = grouped_linear(
+            units.to(inner.dtype),
+            local(moe.w_out),
+            moe.b_out if moe.b_out is None else local(moe.b_out),
+            slots,
+            dispatch=False,
+        )
         return add_slots(scaled_gradient(out, 1 / self.size), slots)
-
-
-def here(parameter: Any) -> Any:
-    """What a process has of a parameter of experts."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 class _AllToAll(torch.autograd.Function):

@@ -23,11 +23,11 @@ from torch.utils import _pytree as pytree
 from siamesenorm.errors import ConfigError
 from siamesenorm.layers.moe import RouterStats
 from siamesenorm.models.lm import LanguageModel, LMOutput
-from siamesenorm.train.boundaries import Boundaries, used_by_open
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.distributed import World
-from siamesenorm.train.layout import STAGES
-from siamesenorm.train.sequence_parallel import TokenPlacement
+from siamesenorm.train.parallel.boundaries import Boundaries, used_by_open
+from siamesenorm.train.parallel.sequence import TokenPlacement
+from siamesenorm.train.tensor_layout import STAGES
 
 INTERLEAVED = "interleaved_1f1b"
 SINGLE: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -127,7 +127,7 @@ class Stage(nn.Module):
     def forward(self, *arrived: Tensor, input_ids: Tensor, labels: Tensor, **rest: Any) -> Any:
         """The streams behind the stage, and sums over the routers so far; or the losses."""
         model = self.model
-        context, places = model.context_and_places(input_ids, **rest)
+        context, places = model.context_and_positions(input_ids, **rest)
         if self.tokens is not None:
             self.tokens.begin(input_ids.shape[1])
         if self.first:
@@ -208,13 +208,13 @@ class Pipeline(nn.Module):
         key = (rows, tokens, parts, training)
         if key not in self._schedules:
             division = self.division
-            made: list[Any] = [self._stage(n, rows, tokens) for n in division.own]
+            stages: list[Any] = [self._stage(n, rows, tokens) for n in division.own]
             options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False} if training else {}
-            if len(made) > 1:
-                self._schedules[key] = ScheduleInterleaved1F1B(made, parts, **options)
+            if len(stages) > 1:
+                self._schedules[key] = ScheduleInterleaved1F1B(stages, parts, **options)
             else:
                 kind = SINGLE[division.schedule if training else "gpipe"]
-                self._schedules[key] = kind(made[0], parts, **options)
+                self._schedules[key] = kind(stages[0], parts, **options)
         return self._schedules[key]
 
     def _stage(self, number: int, rows: int, tokens: int) -> PipelineStage:
@@ -238,10 +238,10 @@ class Pipeline(nn.Module):
     def everywhere(self, name: str, tensor: Tensor | None) -> Tensor:
         """A whole tensor of the stage that has it, in every stage; all processes call this in one order."""
         shape, dtype = self.division.sizes[name]
-        made = torch.empty(shape, dtype=dtype, device=self.world.device) if tensor is None else tensor.contiguous()
+        whole = torch.empty(shape, dtype=dtype, device=self.world.device) if tensor is None else tensor.contiguous()
         source = dist.get_global_rank(self.group, self.division.stage_of(name) % self.world.pp)
-        dist.broadcast(made, source, self.group)
-        return made
+        dist.broadcast(whole, source, self.group)
+        return whole
 
 
 def output_of(values: Tensor, model: LanguageModel) -> LMOutput:
@@ -258,8 +258,8 @@ def check_pipeline(config: RunConfig, world: World, size: int, count: int) -> No
     """
     pp, schedule, batch = world.pp, config.parallel.schedule, config.train.batch_size
     if config.train.parameters != "all":
-        raise ConfigError(
-            f"parallel.pp: {pp} is not allowed with train.parameters = {config.train.parameters!r}; it takes all"
+        raise ConfigError.not_allowed(
+            "parallel.pp", pp, "all", when=f"with train.parameters = {config.train.parameters!r}"
         )
     if config.train.precision == "fp16":
         raise ConfigError(

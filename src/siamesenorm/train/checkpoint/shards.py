@@ -8,6 +8,7 @@ checkpoint executes nothing.
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.reading import read_object
-from siamesenorm.train.manifest import CheckpointError
+from siamesenorm.train.checkpoint.manifest import CheckpointError
 
 INDEX = "index.json"
 
@@ -51,7 +52,12 @@ class ShardReader(FileSystemReader):
     """Reads what `ShardWriter` wrote."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index, as DCP's planner wants it."""
+        """The index, as DCP's planner wants it; it is read once."""
+        return self.metadata
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """The index."""
         folder = Path(self.path)
         stored: dict[str, Any] = {}
         places: dict[MetadataIndex, _StorageInfo] = {}

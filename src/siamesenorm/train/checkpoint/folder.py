@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 from siamesenorm.data.atomic import sync_folder, whole_file, write_json
@@ -19,8 +20,8 @@ from siamesenorm.data.reading import read_object
 from siamesenorm.data.removal import check_removable, hidden_names, remove_tree
 from siamesenorm.data.replacement import rename_free
 from siamesenorm.errors import DataError
-from siamesenorm.train.manifest import MANIFEST, CheckpointError, Damage, Entry, Manifest, record
-from siamesenorm.train.sharded_files import INDEX
+from siamesenorm.train.checkpoint.manifest import MANIFEST, CheckpointError, Damage, Manifest, ManifestEntry, record
+from siamesenorm.train.checkpoint.shards import INDEX
 
 PROGRESS = "progress.json"
 RUN = "run.json"
@@ -73,7 +74,7 @@ class CheckpointFolder:
         step: int,
         sequence: int,
         world: int,
-        shards: dict[str, Entry],
+        shards: dict[str, ManifestEntry],
         progress: str,
         permanent: bool = False,
     ) -> tuple[Path, int]:
@@ -84,7 +85,9 @@ class CheckpointFolder:
         run = self.run()
         if run is None:
             raise CheckpointError(f"{self.path / RUN} is gone or damaged")
-        Manifest(run, step, sequence, world, files, permanent).write(partial)
+        Manifest(version=1, run=run, step=step, sequence=sequence, world=world, files=files, permanent=permanent).write(
+            partial
+        )
         sync_folder(partial)
         place, again = self.path / f"step-{step:08d}", 2
         while place.exists():  # this step was saved before: damaged, or left by a return to an earlier step
@@ -124,30 +127,26 @@ class CheckpointFolder:
         """Checkpoints with a readable manifest of this run, newest first, and what is wrong with the others."""
         found: list[tuple[Path, Manifest]] = []
         problems, run = [], self.run()
-        for path in self._places():
-            try:
-                manifest = Manifest.read(path)
-            except Damage as damage:
-                problems.append(str(damage))
-                continue
-            if run is not None and manifest.run != run:
+        for path, manifest in self._read():
+            if isinstance(manifest, Damage):
+                problems.append(str(manifest))
+            elif run is not None and manifest.run != run:
                 problems.append(f"{path / MANIFEST} is of run {manifest.run!r} instead of {run!r}")
-                continue
-            found.append((path, manifest))
+            else:
+                found.append((path, manifest))
         return sorted(found, key=lambda pair: pair[1].sequence, reverse=True), problems
 
     def manifests(self) -> dict[Path, Manifest | None]:
         """Every checkpoint with its manifest, None where that cannot be read."""
-        found: dict[Path, Manifest | None] = {}
-        for path in self._places():
-            try:
-                found[path] = Manifest.read(path)
-            except Damage:
-                found[path] = None
-        return found
+        return {path: None if isinstance(read, Damage) else read for path, read in self._read()}
 
-    def _places(self) -> list[Path]:
-        return [self.path / name for name in names_in(self.path) if NAME.fullmatch(name)]
+    def _read(self) -> Iterator[tuple[Path, Manifest | Damage]]:
+        """Every checkpoint with its manifest, or with what is wrong with that."""
+        for path in (self.path / name for name in names_in(self.path) if NAME.fullmatch(name)):
+            try:
+                yield path, Manifest.read(path)
+            except Damage as damage:
+                yield path, damage
 
     def run(self) -> str | None:
         """The run's identity, made at its first save; where its file is unreadable, the manifests give it again."""

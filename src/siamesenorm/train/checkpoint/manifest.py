@@ -5,17 +5,18 @@ A folder with a manifest that its files agree with is a complete checkpoint; any
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from siamesenorm.data.atomic import sha256_of, write_json
-from siamesenorm.data.reading import MissingError, read_object
+from siamesenorm.data.index import Count
+from siamesenorm.data.reading import MissingError, read_model
 from siamesenorm.errors import ConfigError, DataError
 
 MANIFEST = "manifest.json"
-VERSION = 1
 
 
 class CheckpointError(ConfigError):
@@ -26,72 +27,62 @@ class Damage(CheckpointError):
     """A file of a checkpoint that is not what was written; the message names it."""
 
 
-@dataclass(frozen=True)
-class Entry:
+def _inside(name: str) -> str:
+    if name != Path(name).name or name in ("", ".", "..", MANIFEST):
+        raise ValueError(f"file name {name!r}")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_inside)]
+
+
+class ManifestEntry(BaseModel):
     """One file, as it was written."""
 
-    size: int
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    size: Count
     sha256: str
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(BaseModel):
     """What a checkpoint consists of."""
 
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    version: Literal[1]
     run: str
     """Identifies the run; a checkpoint of another run is not resumed from."""
-    step: int
-    sequence: int
+    step: Count
+    sequence: Count
     """Counts the checkpoints of a run; the newest has the highest, also after a return to an earlier step."""
-    world: int
+    world: Count
     """Processes that wrote it. Any number can read it."""
-    files: dict[str, Entry]
+    files: dict[FileName, ManifestEntry]
     permanent: bool = False
     """Whether it stays when newer ones are there."""
 
     def write(self, folder: Path) -> None:
         """Make the folder a complete checkpoint."""
-        write_json(folder / MANIFEST, {"version": VERSION, **asdict(self)})
+        write_json(folder / MANIFEST, self.model_dump())
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """The manifest of a folder; raises `Damage`."""
-        path = folder / MANIFEST
         try:
-            value = read_object(path, "checkpoint")
+            return read_model(folder / MANIFEST, cls, "checkpoint")
         except MissingError:
-            raise Damage(f"{path} is missing") from None
+            raise Damage(f"{folder / MANIFEST} is missing") from None
         except DataError as error:
             raise Damage(str(error).removeprefix("checkpoint: ")) from None
-        try:
-            return cls._parse(value)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Damage(f"{path} is not a manifest of version {VERSION} ({error})") from None
-
-    @classmethod
-    def _parse(cls, value: Any) -> Manifest:
-        if value["version"] != VERSION:
-            raise ValueError(f"version {value['version']!r}")
-        files = {name: Entry(_count(e["size"]), str(e["sha256"])) for name, e in value["files"].items()}
-        for name in files:
-            if name != Path(name).name or name in ("", ".", "..", MANIFEST):
-                raise ValueError(f"file name {name!r}")
-        step, sequence, world = (_count(value[name]) for name in ("step", "sequence", "world"))
-        return cls(str(value["run"]), step, sequence, world, files, value.get("permanent", False) is True)
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value
-
-
-def record(folder: Path, names: Iterable[str]) -> dict[str, Entry]:
+def record(folder: Path, names: Iterable[str]) -> dict[str, ManifestEntry]:
     """Size and SHA-256 of files just written."""
-    return {name: Entry((folder / name).stat().st_size, sha256_of(folder / name)) for name in names}
+    return {name: ManifestEntry(size=(folder / name).stat().st_size, sha256=sha256_of(folder / name)) for name in names}
 
 
-def check(folder: Path, files: dict[str, Entry]) -> str | None:
+def check(folder: Path, files: Mapping[str, ManifestEntry]) -> str | None:
     """The first file that is not as recorded, in one sentence; None if all are."""
     for name, entry in files.items():
         path = folder / name

@@ -86,12 +86,12 @@ class TokenPlacement:
 
     # Around modules ----------------------------------------------------------------------------------------
 
-    def around_sublayer(self, sublayer: nn.Module) -> None:
+    def gather_for_sublayer(self, sublayer: nn.Module) -> None:
         """All tokens in front of a sublayer whose matrices are split, and that scatters its output by itself."""
         if self.divide:
             sublayer.register_forward_pre_hook(lambda _, inputs: (self.gather(inputs[0]), *inputs[1:]))
 
-    def around_experts(self, moe: nn.Module) -> None:
+    def gather_for_experts(self, moe: nn.Module) -> None:
         """All tokens in front of experts, which every process has; each keeps its own tokens of the output."""
         if self.divide:
             moe.register_forward_pre_hook(lambda _, inputs: (self.whole(inputs[0]), *inputs[1:]))
@@ -101,10 +101,10 @@ class TokenPlacement:
 def replicated(parameter: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
     """A parameter that all processes of a mesh have, of whose gradient each has a part."""
     copies = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=None)
-    made = nn.Parameter(copies, requires_grad=parameter.requires_grad)
-    if made.requires_grad:
-        made.register_hook(summed)
-    return made
+    replica = nn.Parameter(copies, requires_grad=parameter.requires_grad)
+    if replica.requires_grad:
+        replica.register_hook(summed)
+    return replica
 
 
 def summed(grad: Tensor) -> Tensor:

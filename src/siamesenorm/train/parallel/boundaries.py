@@ -35,8 +35,8 @@ class Boundaries:
         x = torch.empty(rows, tokens, self.residual.dim, dtype=self.dtype, device="meta", requires_grad=True)
         leaves, layout = pytree.tree_flatten(carried(self.residual, block, x))
         sizes = [(leaf.shape, leaf.requires_grad) for leaf in leaves] + [(torch.Size([3]), True)]
-        made = (torch.empty(size, dtype=self.dtype, device="meta", requires_grad=grad) for size, grad in sizes)
-        return tuple(made), layout
+        empty = (torch.empty(size, dtype=self.dtype, device="meta", requires_grad=grad) for size, grad in sizes)
+        return tuple(empty), layout
 
 
 @torch.enable_grad()

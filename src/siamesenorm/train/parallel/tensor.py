@@ -2,8 +2,8 @@
 
 A sublayer's first matrix is split by rows and its last by columns; the outputs are summed once a sublayer
 (arXiv 1909.08053). Streams are ordinary tensors, so that topologies and their fused steps run as they are: the same
-in every process of a group, or, in a language model, each process's own tokens (`sequence_parallel`). Its embedding,
-head and loss are divided by the vocabulary (`vocabulary_parallel`).
+in every process of a group, or, in a language model, each process's own tokens (`sequence`). Its embedding,
+head and loss are divided by the vocabulary (`vocabulary`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from siamesenorm.layers.moe import MoE
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.residual.ramp import ramps_of
-from siamesenorm.train.layout import ROW_ORDER
-from siamesenorm.train.sequence_parallel import TokenPlacement, on_own_tokens, replicate_parameters, replicated
-from siamesenorm.train.vocabulary_parallel import Vocabulary, divides_vocabulary
+from siamesenorm.train.parallel.sequence import TokenPlacement, on_own_tokens, replicate_parameters, replicated
+from siamesenorm.train.parallel.vocabulary import Vocabulary, divides_vocabulary
+from siamesenorm.train.tensor_layout import ROW_ORDER
 
 HEADS = FEATURES = 2
 """Dimension of (batch, tokens, heads, head_dim) and of (batch, tokens, features) that is split."""
@@ -107,7 +107,7 @@ def split_sublayers(block: Block, mesh: DeviceMesh, tokens: TokenPlacement | Non
     if isinstance(block.ffn, MLP):
         split_ffn(block.ffn, mesh, tokens)
     elif isinstance(block.ffn, MoE):
-        tokens.around_experts(block.ffn)
+        tokens.gather_for_experts(block.ffn)
 
 
 def split_attention(attention: Attention, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
@@ -128,7 +128,7 @@ def split_attention(attention: Attention, mesh: DeviceMesh, tokens: TokenPlaceme
     if attention.out_norm is not None:
         plan["out_norm"] = SplitNorm(FEATURES, along_features=True)
     parallelize_module(attention, mesh, plan)
-    tokens.around_sublayer(attention)
+    tokens.gather_for_sublayer(attention)
 
 
 def split_ffn(ffn: MLP, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
@@ -143,7 +143,7 @@ def split_ffn(ffn: MLP, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
     if ffn.out_norm is not None:
         plan["out_norm"] = SplitNorm(FEATURES, along_features=True)
     parallelize_module(ffn, mesh, plan)
-    tokens.around_sublayer(ffn)
+    tokens.gather_for_sublayer(ffn)
 
 
 def refuse_growing(sublayer: nn.Module) -> None:

@@ -8,8 +8,8 @@
 | hsdp   | shards within a group, copies between groups          | a part for every process |
 | tp     | heads, FFN columns, vocabulary split within a group, shards between groups | a part for every group |
 
-Beside the mode, experts may be divided among processes (``expert_parallel``) and blocks among groups of processes
-(``pipeline``), within each of which the mode spreads what the group has.
+Beside the mode, experts may be divided among processes (`experts`) and blocks among groups of processes
+(`pipeline`), within each of which the mode spreads what the group has.
 
 Sharding goes by block: attention, FFN and links of a block are gathered together and freed together. The last norms
 and the head stay gathered with the root for the whole pass. Streams keep their dtype between blocks; what is computed
@@ -21,28 +21,25 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from shutil import which
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.models.stack import Block, Stack
 from siamesenorm.train.distributed import Meshes, World
-from siamesenorm.train.expert_parallel import check_experts_of, divide_experts, experts_of, share_statistics, stacked
-from siamesenorm.train.pipeline import Division, Pipeline
+from siamesenorm.train.parallel.experts import check_experts_of, divide_experts, experts_of, share_statistics, stacked
+from siamesenorm.train.parallel.pipeline import Division
 
 if TYPE_CHECKING:
-    from siamesenorm.train.tensor_parallel import TensorParallel
+    from siamesenorm.train.parallel.tensor import TensorParallel
 
-MODES = ("none", "ddp", "fsdp", "hsdp", "tp")
 LOWEST_TORCH = (2, 12)
 """For several processes, as pyproject.toml has it; 2.8 doubled the gradients of FSDP on gloo without a word."""
 WORTH_COMPILING = 2000
@@ -59,7 +56,6 @@ def check_torch() -> None:
 def apply_parallelism(
     model: nn.Module,
     world: World,
-    strategy: str | None = None,
     *,
     dtype: torch.dtype | None = None,
     seed: int | None = None,
@@ -71,25 +67,19 @@ def apply_parallelism(
 ) -> nn.Module:
     """The model, spread over the world; parameters are on its device already or will be moved there.
 
-    strategy: one of the table's modes; default: the world's. dtype: what sharded blocks are gathered and computed
-    in (gradients are summed in float32); default: that of the weights. compiled: whether blocks go through
-    torch.compile. schedule, stages: of a pipeline, see `siamesenorm.train.pipeline`. sequence_parallel, loss_parallel:
-    of ``tp``, see `siamesenorm.train.tensor_parallel`. The optimiser is made afterwards.
+    dtype: what sharded blocks are gathered and computed in (gradients are summed in float32); default: that of the
+    weights. compiled: whether blocks go through torch.compile. schedule, stages: of a `pipeline`. sequence_parallel,
+    loss_parallel: of ``tp``, see `tensor`. The optimiser is made afterwards.
     A model of ours on ``meta`` gets the first weights of `seed` here, part by part: every part is spread before the
     next is made, so that no process ever holds more than its own share and one block.
     """
-    strategy = strategy or world.mode
-    if strategy not in MODES:
-        raise ConfigError(f"parallel.mode: {strategy!r} is not allowed; it takes {', '.join(MODES)}")
-    if world.size == 1 or strategy == "none":
+    if world.size == 1 or world.mode == "none":
         if compiled:
             compile_model(model)
         return model.to(world.device)
-    if strategy != world.mode:
-        raise ConfigError(f"parallel.mode: the world was started for {world.mode!r}, not for {strategy!r}")
     check_torch()
     prepare_experts(model, world)
-    if strategy == "ddp" and world.pp == 1:
+    if world.mode == "ddp" and world.pp == 1:
         model = model.to(world.device)
         if compiled:
             compile_model(model)
@@ -99,7 +89,7 @@ def apply_parallelism(
     options = (division, sequence_parallel, loss_parallel)
     spreading = Spreading(model, world.meshes, world.device, dtype, compiled, *options)
     if isinstance(model, Stack) and next(model.parameters()).is_meta:
-        model.init_weights(seed, around=spreading.made)
+        model.init_weights(seed, part_context=spreading.materialized)
     else:
         around = (getattr(model, name, None) for name in ("embedding", "positions", "residual", "head"))
         for part in (*getattr(model, "blocks", ()), *around):
@@ -142,7 +132,7 @@ class Spreading:
         self.division = division
         self.tensors: TensorParallel | None = None
         if meshes.tensors is not None:
-            from siamesenorm.train.tensor_parallel import TensorParallel
+            from siamesenorm.train.parallel.tensor import TensorParallel
 
             self.tensors = TensorParallel(model, meshes.tensors, sequence_parallel, loss_parallel)
             if division is not None:
@@ -156,7 +146,7 @@ class Spreading:
             self.alone[embedding] = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype)
 
     @contextlib.contextmanager
-    def made(self, part: nn.Module) -> Iterator[None]:
+    def materialized(self, part: nn.Module) -> Iterator[None]:
         """Memory for a part, which is filled inside; behind it, what other processes hold is given back."""
         part.to_empty(device="cpu", recurse=part is not self.model)  # where one process draws too
         yield
@@ -211,62 +201,3 @@ def prepare_experts(model: nn.Module, world: World) -> None:
         check_experts_of(model, world.ep)
     for moe in experts_of(model) if world.data_size > 1 else ():
         share_statistics(moe, world.meshes.data)
-
-
-@contextlib.contextmanager
-def gradient_sync(model: nn.Module, enabled: bool) -> Iterator[None]:
-    """Backward inside sums gradients over processes or, where several parts of a batch follow, does not yet."""
-    if enabled:
-        yield
-    elif isinstance(model, DistributedDataParallel):
-        with model.no_sync():
-            yield
-    elif isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            model.set_requires_gradient_sync(True)
-    else:
-        yield
-
-
-def uniform_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups split so that each holds parameters of one mesh only, as an optimiser's fused kernels need."""
-    return [{**group, "params": part} for group in groups for part in by_mesh(group["params"])]
-
-
-def by_mesh(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors apart by what they are sharded over, so that the kernels for many at once can take each list."""
-    parts: dict[Any, list[Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        parts[tensor.device_mesh if isinstance(tensor, DTensor) else None].append(tensor)
-    return list(parts.values())
-
-
-def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale all gradients so that their norm over the whole model is at most `max_norm`; returns it as it was."""
-    return clip(model.parameters(), max_norm, model.group if isinstance(model, Pipeline) else None)
-
-
-@torch.no_grad()
-def clip(parameters: Iterable[Tensor], max_norm: float, stages: dist.ProcessGroup | None = None) -> Tensor:
-    """The same of any parameters, whatever meshes these lie on, and of those of other stages of a pipeline."""
-    parts = by_mesh(parameter.grad for parameter in parameters if parameter.grad is not None)
-    norms = [_norm(grads) for grads in parts]
-    if not norms:
-        return torch.zeros(())
-    total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    if stages is not None:
-        squares = total.square()
-        dist.all_reduce(squares, group=stages)
-        total = squares.sqrt()
-    scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for grads in parts:
-        torch._foreach_mul_([g.to_local() if isinstance(g, DTensor) else g for g in grads], scale)
-    return total
-
-
-def _norm(grads: list[Tensor]) -> Tensor:
-    norm = nn.utils.get_total_norm(grads)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm

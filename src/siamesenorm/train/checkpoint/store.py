@@ -32,11 +32,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_object
-from siamesenorm.train.checkpoint_folder import PROGRESS, CheckpointFolder
+from siamesenorm.train.checkpoint.folder import PROGRESS, CheckpointFolder
+from siamesenorm.train.checkpoint.manifest import CheckpointError, Manifest, ManifestEntry, check, record
+from siamesenorm.train.checkpoint.shards import ShardReader, ShardWriter, read_sizes
+from siamesenorm.train.checkpoint.state import Restoring, Staged, TrainingState, flatten
 from siamesenorm.train.distributed import World
-from siamesenorm.train.manifest import CheckpointError, Entry, Manifest, check, record
-from siamesenorm.train.sharded_files import ShardReader, ShardWriter, read_sizes
-from siamesenorm.train.training_state import Restoring, Staged, State, flatten
 
 log = logging.getLogger("siamesenorm")
 
@@ -80,7 +80,7 @@ class CheckpointStore:
 
     # Saving --------------------------------------------------------------------------------------------
 
-    def save(self, step: int, state: State, wait: bool = False, permanent: bool = False) -> bool:
+    def save(self, step: int, state: TrainingState, wait: bool = False, permanent: bool = False) -> bool:
         """Copy the state and begin to write it; every process must call this, at the same step.
 
         state: ``{"model": module, "optimizer": optimizer, "progress": JSON values, "tensors": name to tensor}``.
@@ -165,14 +165,14 @@ class CheckpointStore:
             tensors, storage_writer=ShardWriter(partial), planner=planner, process_group=self._channel, no_dist=alone
         )
 
-    def _record_shards(self, partial: Path) -> tuple[dict[str, Entry], str | None]:
+    def _record_shards(self, partial: Path) -> tuple[dict[str, ManifestEntry], str | None]:
         """Sizes and SHA-256 of all shards, each read by the process that wrote it."""
-        mine: dict[str, Entry] | str
+        mine: dict[str, ManifestEntry] | str
         try:
             mine = record(partial, (name for name in names_in(partial) if name.startswith(f"__{self.world.rank}_")))
         except OSError as error:
             mine = _reason(error)
-        files: dict[str, Entry] = {}
+        files: dict[str, ManifestEntry] = {}
         for part in self.world.gather(mine, self._channel):
             if isinstance(part, str):
                 return {}, part
@@ -201,7 +201,7 @@ class CheckpointStore:
         self._tell(problems, "no complete checkpoint is left")
         return None
 
-    def load(self, checkpoint: Checkpoint, state: State) -> dict[str, Any]:
+    def load(self, checkpoint: Checkpoint, state: TrainingState) -> dict[str, Any]:
         """Fill the state from a checkpoint, in place, and return its progress. All processes call this.
 
         It may have been written by another number of processes or under another sharding. Tensors of
