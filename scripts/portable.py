@@ -40,7 +40,8 @@ SENSITIVE = (
     *("interop/test_pretrained.py", "interop/test_gguf.py", "interop/test_stock.py", "commands/test_graft.py"),
     *("lab/test_inspect.py", "lab/test_inspect_meaning.py", "lab/test_coordinates.py", "lab/test_grafts.py"),
     *("train/test_engine.py", "train/test_optimizer.py", "train/test_muon.py", "train/test_live_graft.py"),
-    *("train/test_distributed.py", "train/test_distributed_images.py", "train/test_distributed_runs.py"),
+    *("train/test_distributed.py", "train/test_distributed_images.py"),
+    "train/test_distributed_runs.py::test_an_agent_dies_and_no_worker_waits_for_its_workers",
 )
 LEFT_OUT = (
     *("residual/test_compile.py", "residual/test_errors.py", "residual/test_hooks.py", "residual/test_needs.py"),
