@@ -79,7 +79,7 @@ def offline(part: str, folder: Path, answers: list[dict[str, Any]]) -> dict[str,
 
 
 def release() -> None:
-    """Make room for the next engine of this process, whose numbers are constants of its graph as the last one's were."""
+    """Make room for the next engine of this process; nothing that was compiled for the last one is kept."""
     import torch
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
@@ -152,7 +152,7 @@ def free_port() -> int:
 
 
 def start_second_rank() -> subprocess.Popen[bytes] | None:
-    """This process becomes the first of two ranks, where it is not the second already."""
+    """Make this process the first of two ranks, where it is not the second already."""
     if "RANK" in os.environ:
         return None
     for left in Path("/dev/shm").glob("-*-cpushm_*"):  # of ranks that were killed: the names are always the same
