@@ -149,8 +149,9 @@ SERVED = {
     "native": "plugin",
     "transformers": "Transformers backend",
     "tensor": "plugin, TP = 2",
-    "pipeline": "plugin, PP = 2, compiled",
+    "pipeline": "plugin, PP = 2",
     "compiled": "plugin, compiled",
+    "compiled pipeline": "plugin, PP = 2, compiled",
     "server": "plugin, `vllm serve` and `openai`",
 }
 

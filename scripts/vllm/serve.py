@@ -1,9 +1,9 @@
 """In vLLM's environment: folders of check.py in one way; a line of JSON is printed for each, as it comes.
 
-python serve.py native|compiled|tensor|pipeline|transformers|server FOLDER ...
+python serve.py native|compiled|tensor|pipeline|'compiled pipeline'|transformers|server FOLDER ...
 
-Ways of one rank run in this process, one engine after the other, so that vLLM is imported once; the others in
-processes of vLLM's own, as `vllm serve` has them.
+One engine after the other in one process, so that vLLM is imported once; ways of two ranks have a second process, in
+which the same engines do the same, as under `torchrun`. The server is in processes of vLLM's own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+TORCHRUN = {"distributed_executor_backend": "external_launcher"}
 HOW: dict[str, dict[str, Any]] = {
     "native": {"enforce_eager": True},
     "compiled": {},
-    "tensor": {"enforce_eager": True, "tensor_parallel_size": 2},
-    "pipeline": {"pipeline_parallel_size": 2},  # eager on CPU, vLLM 0.32 never makes room for what is sent
+    "tensor": {"enforce_eager": True, "tensor_parallel_size": 2, **TORCHRUN},
+    "pipeline": {"enforce_eager": True, "pipeline_parallel_size": 2, **TORCHRUN},
+    "compiled pipeline": {"pipeline_parallel_size": 2, **TORCHRUN},
     "transformers": {"enforce_eager": True, "model_impl": "transformers", "trust_remote_code": True},
 }
 COMMON: dict[str, Any] = {
@@ -41,7 +43,7 @@ COMMON: dict[str, Any] = {
     "disable_log_stats": True,
 }
 CLOSE = 1e-3
-IN_PROCESS = ("native", "transformers")
+TWO_RANKS = ("tensor", "pipeline", "compiled pipeline")
 
 
 def compare(found: list[tuple[list[int], list[float]]], answers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -60,6 +62,8 @@ def offline(part: str, folder: Path, answers: list[dict[str, Any]]) -> dict[str,
     length = len(answers[0]["tokens"])
     how = SamplingParams(temperature=0, max_tokens=length, logprobs=0, ignore_eos=True, detokenize=False)
     engine = LLM(model=str(folder), **COMMON, **HOW[part])
+    if part == "pipeline":  # on CPU, vLLM 0.32 makes room for what is received in the warm-up of compiled models only
+        engine.collective_rpc(lambda worker: worker.model_runner.profile_run())
     result: dict[str, Any] = {}
     for _ in range(2):
         outputs = engine.generate([{"prompt_token_ids": a["prompt"]} for a in answers], how, use_tqdm=False)
@@ -75,9 +79,11 @@ def offline(part: str, folder: Path, answers: list[dict[str, Any]]) -> dict[str,
 
 
 def release() -> None:
-    """Make room for the next engine of this process."""
+    """Make room for the next engine of this process; nothing that was compiled for the last one is kept."""
+    import torch
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+    torch.compiler.reset()
     gc.collect()
     cleanup_dist_env_and_memory()
 
@@ -89,9 +95,7 @@ def server(folder: Path, answers: list[dict[str, Any]]) -> dict[str, Any]:
     """
     import openai
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "128"]
     module = "vllm.entrypoints.openai.api_server"
     command = [sys.executable, "-m", module, "--model", str(folder), *options, "--enforce-eager"]
@@ -140,24 +144,48 @@ def wait_for(address: str, process: subprocess.Popen[str], seconds: float = 1500
     raise RuntimeError("vllm serve did not answer")
 
 
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def start_second_rank() -> subprocess.Popen[bytes] | None:
+    """Make this process the first of two ranks, where it is not the second already."""
+    if "RANK" in os.environ:
+        return None
+    for left in Path("/dev/shm").glob("-*-cpushm_*"):  # of ranks that were killed: the names are always the same
+        left.unlink()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    second = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1", "LOCAL_RANK": "1"}, stdout=2)
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}
+    return second
+
+
 def main(part: str, folders: list[str]) -> None:
-    """What comes of every folder; an exception is an answer too."""
-    if part in IN_PROCESS:
+    """What comes of every folder; an exception is an answer too, but of one of two ranks the end of both."""
+    if part != "server":
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever vLLM prints is no answer
+    second = start_second_rank() if part in TWO_RANKS else None
     for folder in map(Path, folders):
         answers = json.loads((folder / "expected.json").read_text())["answers"]
         begun = time.process_time()
         try:
             result = server(folder, answers) if part == "server" else offline(part, folder, answers)
         except Exception as error:
+            if part in TWO_RANKS:
+                raise
             result = {"passed": False, "error": f"{type(error).__name__}: {error}"[-400:]}
-        if part in IN_PROCESS:
+        if part != "server":
             result["cpu_seconds"] = round(time.process_time() - begun, 1)
             with contextlib.suppress(Exception):
                 release()
         print(json.dumps({"folder": str(folder), **result}), file=lines, flush=True)
+    if second is not None:
+        second.wait()
 
 
 if __name__ == "__main__":
