@@ -315,7 +315,7 @@ def test_damaged_weights_are_one_sentence(run, tmp_path, monkeypatch, capsys):
     (copy / "weights.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     assert "has 10 bytes instead of" in one_sentence(["generate", str(copy), "x"], capsys)
     (copy / "status.json").write_text("{}")
-    monkeypatch.setattr("siamesenorm.train.weights._told", {copy.resolve()})
+    monkeypatch.setattr("siamesenorm.train.weights._warned", {copy.resolve()})
     assert "cannot be read" in one_sentence(["generate", str(copy), "x"], capsys)
 
 

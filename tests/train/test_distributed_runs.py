@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import find_task
-from siamesenorm.train import parallel
+from siamesenorm.train.parallel import parallelize
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder, read_metrics
@@ -53,8 +53,8 @@ def run_in(world, config, folder):
 
 def gathered_in(world, config, folder):
     seen = set()
-    shard = parallel.fully_shard
-    parallel.fully_shard = lambda module, **options: (seen.add(dtype_of(options)), shard(module, **options))[1]
+    shard = parallelize.fully_shard
+    parallelize.fully_shard = lambda module, **options: (seen.add(dtype_of(options)), shard(module, **options))[1]
     seen.add(run_in(world, config, folder))
     return seen - {"None"}
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from siamesenorm.train import checkpoint as module
+from siamesenorm.train.checkpoint import store as module
 from siamesenorm.train.checkpoint.state import Staged
 from siamesenorm.train.checkpoint.store import CheckpointStore
 

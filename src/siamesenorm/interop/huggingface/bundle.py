@@ -64,9 +64,11 @@ def source_of(module: str) -> str:
 
 
 def resolve_imports(source: str) -> tuple[str, list[str]]:
-    """The source with imports from our package made relative, and the modules they name."""
+    """The source with imports from our package made relative, and the modules they name; those for types alone go."""
     lines, needed = source.splitlines(keepends=True), []
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    tree = ast.parse(source)
+    for_types = {node for block in ast.walk(tree) if _is_for_types(block) for node in ast.walk(block)}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     for node in sorted(nodes, key=lambda node: node.lineno, reverse=True):
         if isinstance(node, ast.Import):
             if any(alias.name.split(".")[0] == PACKAGE for alias in node.names):
@@ -75,8 +77,8 @@ def resolve_imports(source: str) -> tuple[str, list[str]]:
         module = node.module or ""
         if module.split(".")[0] != PACKAGE:
             continue
-        new: list[str] = []
-        for alias in node.names:
+        new: list[str] = ["pass"] if node in for_types else []
+        for alias in [] if node in for_types else node.names:
             whole = f"{module}.{alias.name}"
             if is_module(whole):
                 needed.append(whole)
@@ -90,6 +92,10 @@ def resolve_imports(source: str) -> tuple[str, list[str]]:
         assert node.end_lineno is not None
         lines[node.lineno - 1 : node.end_lineno] = [f"{indent}{line}\n" for line in new]
     return "".join(lines), needed
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def is_module(name: str) -> bool:
