@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from siamesenorm import Residual, TopologyError, catalogue
 from siamesenorm.cli import app, main
-from siamesenorm.loading import loading
+from siamesenorm.interrupts import loading
 from siamesenorm.residual import TOPOLOGIES, parse_topology
 from siamesenorm.train.config import OptimizerConfig
 from siamesenorm.train.optimizer import parameter_groups
@@ -231,7 +231,7 @@ def test_only_the_librarys_own_errors_are_bad_input(monkeypatch):
     def fail() -> None:
         raise ValueError("a defect")
 
-    monkeypatch.setattr("siamesenorm.commands.topologies.table_json", fail)
+    monkeypatch.setattr("siamesenorm.catalogue.catalogue", fail)
     with pytest.raises(ValueError, match="a defect"):
         main(["topologies", "--json"])
 
@@ -270,7 +270,7 @@ def test_interrupt_is_quiet(monkeypatch, capsys):
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("siamesenorm.commands.topologies.table_json", interrupt)
+    monkeypatch.setattr("siamesenorm.catalogue.catalogue", interrupt)
     assert main(["topologies", "--json"]) == 130
     assert "".join(capsys.readouterr()).strip() == ""
 
@@ -278,7 +278,7 @@ def test_interrupt_is_quiet(monkeypatch, capsys):
 @pytest.mark.parametrize("swallows", [False, True])
 def test_interrupt_while_loading_is_quiet(swallows):
     """Also where an import swallows the exception, as some of torch's do."""
-    code = "import os, signal\nfrom siamesenorm.loading import loading\n"
+    code = "import os, signal\nfrom siamesenorm.interrupts import loading\n"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a parent may have it ignored
     code += "with loading():\n"
     body = "os.kill(os.getpid(), signal.SIGINT)"

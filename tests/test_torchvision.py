@@ -21,7 +21,7 @@ WANTING = (
     "importlib.import_module('siamesenorm.interop.diffusers')",
     "importlib.import_module('siamesenorm.interop.timm')",
     "importlib.import_module('siamesenorm.interop.folder_harness').require_eval(tasks=False)",
-    "importlib.import_module('siamesenorm.interop.autoencoder').diffusers_class('AutoencoderKL')",
+    "importlib.import_module('siamesenorm.interop.autoencoder').load_autoencoder('vae')",
     "importlib.import_module('siamesenorm.data.images.timm_transforms').import_timm('timm.data', 'it')",
 )
 

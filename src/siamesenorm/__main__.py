@@ -2,7 +2,7 @@
 
 import sys
 
-from siamesenorm.loading import Interrupts, loading
+from siamesenorm.interrupts import Interrupts, loading
 
 
 def run() -> int:

@@ -11,13 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from siamesenorm.commands import data
 from siamesenorm.commands.arguments import CommandLine
-from siamesenorm.commands.completion import complete_topology
-from siamesenorm.commands.options import Json
-from siamesenorm.loading import EXIT_INTERRUPTED, loading
+from siamesenorm.interrupts import EXIT_INTERRUPTED, loading
 from siamesenorm.refusal import say
 from siamesenorm.version import __version__
 
@@ -37,11 +34,18 @@ app = CommandLine(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from siamesenorm.commands.version import surroundings
+        with loading():
+            import torch
 
+            from siamesenorm.residual.kernels import native
+
+        missing = native.absence()
+        kernels = f"absent: {missing}; PyTorch's operators do their work" if missing else "compiled"
         typer.echo(f"siamesenorm {__version__}")
-        for line in surroundings():
-            typer.echo(line)
+        typer.echo(f"torch {torch.__version__}")
+        typer.echo(f"kernels {kernels}")
+        typer.echo(f"threads {torch.get_num_threads()}")
+        typer.echo(f"CPU capability {torch.backends.cpu.get_cpu_capability()}")
         raise typer.Exit
 
 
@@ -57,43 +61,21 @@ def _root(
         typer.echo(context.get_help())
 
 
-@app.command()
-def topologies(
-    topology: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME[:OPTION=VALUE,…]",
-            help="Explain this one, such as siamese or siamese:form=plain; without it, all are listed.",
-            autocompletion=complete_topology,
-            show_default=False,
-        ),
-    ] = None,
-    blocks: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Blocks of the stack explained, 12 by default.")
-    ] = None,
-    dim: Annotated[
-        int | None, typer.Option(min=1, max=2**20, help="Width of the stack explained, 768 by default.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """List every residual topology, or explain one with its drawing, numbers and options."""
-    if topology is None and (blocks is not None or dim is not None):
-        raise typer.BadParameter("--blocks and --dim describe the stack of one topology; give its name")
-    with loading():
-        from siamesenorm import catalogue
-        from siamesenorm.commands import topologies as command
-
-    size = (dim or catalogue.DIM, blocks or catalogue.BLOCKS)
-    if as_json:
-        typer.echo(command.table_json() if topology is None else command.one_json(topology, *size))
-    elif topology is None:
-        command.show_table(Console())
-    else:
-        command.show_one(Console(), topology, *size)
-
-
 COMMANDS = (
-    *("compare", "study", "report", "runs", "inspect", "train", "plan", "branch", "recipes", "models", "generate"),
+    *(
+        "topologies",
+        "compare",
+        "study",
+        "report",
+        "runs",
+        "inspect",
+        "train",
+        "plan",
+        "branch",
+        "recipes",
+        "models",
+        "generate",
+    ),
     *("sample", "predict", "evaluate", "export", "import_model", "graft", "fid"),
 )
 """Files of `siamesenorm.commands` that hold a command of their name, in the order of the help; they import little."""

@@ -6,11 +6,12 @@ raise ConfigError.unknown("--engine", "rya", ENGINES)       # … is not known; 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from numbers import Number
 from pathlib import PurePath
 from typing import Any
@@ -43,6 +44,15 @@ class InputError(ValueError):
         """``WHAT needs the package 'p'; install it with pip install 'siamesenorm[EXTRA]'``."""
         name = (package or extra).partition(".")[0]
         return cls(f"{what} needs the package {name!r}; install it with pip install 'siamesenorm[{extra}]'")
+
+    @classmethod
+    @contextlib.contextmanager
+    def importing(cls, what: str, package: str, extra: str) -> Iterator[None]:
+        """A block of imports that an extra brings; what is missing raises as `missing_package`."""
+        try:
+            yield
+        except ImportError as error:
+            raise cls.missing_package(what, error.name or package, extra) from None
 
     def __str__(self) -> str:
         message = super().__str__()
@@ -118,10 +128,8 @@ def suggestion(message: str) -> str:
 
 def import_extra(module: str, purpose: str, extra: str = "data") -> Any:
     """A module that an extra brings, or one sentence that says how to install it."""
-    try:
+    with DataError.importing(purpose, module, extra):
         return importlib.import_module(module)
-    except ImportError:
-        raise DataError.missing_package(purpose, module, extra) from None
 
 
 def check_torchvision() -> None:

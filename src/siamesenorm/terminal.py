@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -24,9 +24,20 @@ def plain_table(*headers: str, words: int = 1, name: str = "", **column: Any) ->
     return table
 
 
-def unnamed_table() -> Table:
-    """The same without a row of headers."""
-    return Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+def rows_table(rows: Iterable[Sequence[RenderableType]] = ()) -> Table:
+    """Rows without headers; more may be added."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def with_unit(number: float) -> str:
+    """Three digits and a unit: 31.2k, 1.28B."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
 
 
 def sparkline(values: Sequence[float], width: int = 8) -> str:
@@ -54,7 +65,7 @@ def progress_bar(console: Console, title: str, shown: bool = True) -> Iterator[C
 
 @contextlib.contextmanager
 def counting_bar(console: Console, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """A bar whose function is told how many more are done."""
+    """A bar whose function is called with how many more are done."""
     done = 0
     with progress_bar(console, title) as show:
 

@@ -175,7 +175,7 @@ def test_samples_of_other_settings_are_not_mixed(run, tmp_path, capsys):
 
 
 def test_a_grid_of_many_shows_the_first_of_each_class(run, tmp_path, capsys, monkeypatch):
-    from siamesenorm.lab import sample_batches as module
+    from siamesenorm.lab import sample_request as module
 
     monkeypatch.setattr(module, "GRID_BYTES", 64 * 3 * 4)  # of two images of each class, as colours
     options = ["--out", tmp_path / "g.png", "--individually", tmp_path / "folder", "--classes", "1-2", "--per-class", 5]

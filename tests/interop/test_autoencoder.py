@@ -12,7 +12,7 @@ from siamesenorm.cli import main
 from siamesenorm.data.images import open_images
 from siamesenorm.data.latents import open_latents
 from siamesenorm.errors import InteropError
-from siamesenorm.interop.autoencoder import decode_latents, load_autoencoder
+from siamesenorm.interop.autoencoder import load_autoencoder
 
 pytest.importorskip("diffusers")
 
@@ -53,13 +53,13 @@ def test_decoded_latents_are_bytes_of_what_diffusers_decodes(root, model):
     with torch.no_grad():
         images = model.decode(latents / 0.25 + 0.5).sample
     expected = ((images + 1) / 2).clamp(0, 1).permute(0, 2, 3, 1).numpy() * 255
-    found = decode_latents(latents, root / "pipeline" / "vae")
+    found = load_autoencoder(root / "pipeline" / "vae").decode(latents)
     assert found.dtype == np.uint8
     assert found.shape == (5, 8, 8, 3)
     assert np.abs(found - expected).max() < 0.51
     assert np.array_equal(load_autoencoder(root / "pipeline").decode(latents, batch=2), found)
     with pytest.raises(InteropError, match=r"\(images, 4, height, width\)"):
-        decode_latents(torch.zeros(1, 3, 4, 4), root / "pipeline")
+        load_autoencoder(root / "pipeline").decode(torch.zeros(1, 3, 4, 4))
 
 
 def test_a_run_trains_on_latents_and_verify_finds_them_sound(encoded, root, capsys):

@@ -47,7 +47,7 @@ def test_a_wrong_state_dict_is_refused_by_the_names_of_its_keys():
         load_dit({**state, "blocks.9.surprise": torch.zeros(1)}, config)
     with pytest.raises(OfficialError, match=r"wrong shape: final_layer\.linear\.bias \(3,\) instead of \(32,\)"):
         load_dit({**state, "final_layer.linear.bias": torch.zeros(3)}, config)
-    with pytest.raises(OfficialError, match="unknown fields width; known fields: input_size"):
+    with pytest.raises(OfficialError, match="width = 3 is not a known field; known: input_size"):
         load_dit(state, {**config, "width": 3})
     with pytest.raises(OfficialError, match="heads = 5 is not allowed"):
         load_dit(state, {**config, "num_heads": 5})

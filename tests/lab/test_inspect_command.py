@@ -257,11 +257,6 @@ def test_an_exported_model_without_transformers_names_the_extra(tmp_path, capsys
     assert "pip install 'siamesenorm[hf]'" in message
 
 
-def test_without_plotly_one_is_told_before_the_work(run, capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install plotly" in refused(capsys, run)
-
-
 def test_weights_of_another_shape_are_refused(tmp_path, capsys):
     other = RunFolder(tmp_path / "other")
     config = resolve("lm-tiny", SHAPE)

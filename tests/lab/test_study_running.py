@@ -10,12 +10,11 @@ from tests.commands.refusals import one_sentence
 from siamesenorm.cli import main
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.runner import ThisProcess
-from siamesenorm.lab.study.merging import merge_records
 from siamesenorm.lab.study.page import write_results
 from siamesenorm.lab.study.plan import parse_plan
 from siamesenorm.lab.study.plots import DIFFERENCES, TRIED
 from siamesenorm.lab.study.record import LEDGER, read_ledger, write_ledger
-from siamesenorm.lab.study.running import challenge, left, open_study, run_study
+from siamesenorm.lab.study.running import challenge, merge_records, open_study, run_study, stage_progress
 from siamesenorm.train.provenance import hash_of
 from siamesenorm.train.yaml import write_yaml
 
@@ -153,7 +152,7 @@ def test_lines_of_records_end_where_json_says(first, tmp_path):
 
 def test_what_is_left_is_counted_by_stage(first):
     folder, *_ = first
-    found = left(open_study(folder / "plan.yaml", folder / "results"))
+    found = stage_progress(open_study(folder / "plan.yaml", folder / "results"))
     counted = [(row.part, row.stage, row.done, row.of) for row in found]
     assert counted == [
         ("first", "search", 4, 4),

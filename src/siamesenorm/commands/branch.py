@@ -9,13 +9,8 @@ import typer
 
 
 def branch(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run with schedule.kind wsd or constant.", show_default=False)
-    ],
-    at: Annotated[
-        int,
-        typer.Option("--at", min=1, max=10**9, help="A step that the run has a checkpoint of.", show_default=False),
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run with schedule.kind wsd or constant.")],
+    at: Annotated[int, typer.Option("--at", min=1, max=10**9, help="A step that the run has a checkpoint of.")],
     decay: Annotated[
         int | None,
         typer.Option(

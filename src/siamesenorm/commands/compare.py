@@ -13,13 +13,10 @@ from siamesenorm.commands.completion import (
     complete_recipe_or_field,
     complete_topologies,
 )
-from siamesenorm.commands.findings import show_findings
+from siamesenorm.commands.findings import exit_unless, show_failed, show_findings
 from siamesenorm.commands.options import Baseline, Engine, Figures, Jobs, Metric, Open
 
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 PRESETS = ("lr", "depth", "warmup", "ablation", "arithmetic", "streams")
-SHOWN = 5
-"""Failed cells that are named."""
 
 
 def compare(
@@ -29,7 +26,6 @@ def compare(
             metavar="[RECIPE] [FIELD=VALUE,…]",
             help="What is trained, as --recipe takes it, and fields of the configuration, as --set takes them.",
             autocompletion=complete_recipe_or_field,
-            show_default=False,
         ),
     ] = None,
     recipe: Annotated[
@@ -45,7 +41,6 @@ def compare(
         typer.Option(
             help="A model of your own instead: a function in a file of Python, which is run. It is given a topology.",
             metavar="FILE.py:NAME",
-            show_default=False,
         ),
     ] = None,
     topologies: Annotated[
@@ -89,34 +84,25 @@ def compare(
             help="A trained Pre-Norm model, a run or a Hugging Face folder, that all runs go on from: unchanged, and "
             "grafted to the other topologies.",
             metavar="SRC",
-            show_default=False,
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            help="Another field, one value or several.",
-            metavar="FIELD=VALUE,…",
-            autocompletion=complete_field,
-            show_default=False,
+            "--set", help="Another field, one value or several.", metavar="FIELD=VALUE,…", autocompletion=complete_field
         ),
     ] = None,
     depths: Annotated[
-        list[str] | None,
-        typer.Option(help="Numbers of blocks, at a fixed number of parameters.", metavar="N,…", show_default=False),
+        list[str] | None, typer.Option(help="Numbers of blocks, at a fixed number of parameters.", metavar="N,…")
     ] = None,
     preset: Annotated[
         str | None,
         typer.Option(
             help=f"An experiment of the paper at laptop size, with its published figures: {', '.join(PRESETS)}.",
             autocompletion=lambda incomplete: [name for name in PRESETS if name.startswith(incomplete)],
-            show_default=False,
         ),
     ] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="A text, or a folder of them, to train on.", metavar="FILE", show_default=False)
-    ] = None,
+    text: Annotated[Path | None, typer.Option(help="A text, or a folder of them, to train on.", metavar="FILE")] = None,
     jobs: Jobs = None,
     engine: Engine = "local",
     out: Annotated[
@@ -140,12 +126,11 @@ def compare(
     """
     from rich.console import Console
 
-    from siamesenorm.lab.comparison import ask
+    from siamesenorm.lab.comparison import parse_request
     from siamesenorm.lab.report.paper_figures import parse_formats
 
-    recipe, fields = recipe_of(recipe, fields or [])
     formats = () if figures is None else parse_formats(figures)
-    question = ask(
+    request = parse_request(
         recipe=recipe,
         model=model,
         graft=graft,
@@ -159,34 +144,17 @@ def compare(
         seeds=seeds or (),
         optimizers=optimizers or (),
         parameters=parameters or (),
-        sets=[*(set_ or ()), *fields],
+        fields=fields or (),
+        sets=set_ or (),
         depths=depths or (),
     )
     console = Console()
     if dry_run:
-        for part in question.dry_run(engine, jobs):
+        for part in request.dry_run(engine, jobs):
             console.print(part, soft_wrap=True) if isinstance(part, str) else console.print(part)
         return
-    prepared, complete = question.run(engine, jobs, console)
-    for progress in prepared.failed[:SHOWN]:
-        typer.echo(f"siamesenorm: {progress.folder}: {progress.message}", err=True)
-    if prepared.done:
-        show_findings(question.read(prepared, complete), formats=formats, browser=show)
-    if not complete:
-        typer.echo("interrupted and saved; the same command goes on from here", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if prepared.failed:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def recipe_of(recipe: str | None, fields: list[str]) -> tuple[str | None, list[str]]:
-    """The recipe, which may stand before the fields as it does for train, and the fields."""
-    from siamesenorm.errors import ConfigError
-
-    if not fields or "=" in fields[0]:
-        return recipe, fields
-    if recipe is not None:
-        raise ConfigError(
-            f"--recipe: {recipe!r} is not allowed beside the recipe {fields[0]!r}; it takes one of the two"
-        )
-    return fields[0], fields[1:]
+    ran = request.run(engine, jobs, console)
+    show_failed(ran.failed)
+    if ran.done:
+        show_findings(request.read(ran), formats=formats, browser=show)
+    exit_unless(ran.complete, ran.failed)

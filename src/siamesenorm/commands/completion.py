@@ -21,17 +21,21 @@ FILE = "completion.json"
 
 def complete_recipe(incomplete: str) -> Words:
     """Names of recipes."""
-    return [(name, recipe["about"]) for name, recipe in _known()["recipes"].items() if name.startswith(incomplete)]
+    return _starting(incomplete, {name: recipe["about"] for name, recipe in _known()["recipes"].items()})
 
 
 def complete_model(incomplete: str) -> Words:
     """Names of model presets."""
-    return [(name, about) for name, about in _known()["models"].items() if name.startswith(incomplete)]
+    return _starting(incomplete, _known()["models"])
 
 
 def complete_export(incomplete: str) -> Words:
     """What `export --to` takes."""
-    return [(name, about) for name, about in _known()["exports"].items() if name.startswith(incomplete)]
+    return _starting(incomplete, _known()["exports"])
+
+
+def _starting(incomplete: str, words: dict[str, str]) -> Words:
+    return [(word, about) for word, about in words.items() if word.startswith(incomplete)]
 
 
 def complete_topology(incomplete: str) -> Words:

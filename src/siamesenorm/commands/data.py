@@ -25,26 +25,23 @@ Sources = Annotated[
         metavar="SOURCE…",
         help="Text, JSONL (both also .gz) or parquet files, folders of them, hf:NAME for a Hugging Face dataset, "
         "or an embedded corpus: python-code, python-docs, arithmetic.",
-        show_default=False,
     ),
 ]
 Format = Annotated[str, typer.Option(help="auto, text, jsonl or parquet.")]
-Pattern = Annotated[str | None, typer.Option(help="Which files of a folder, such as '*.txt'.", show_default=False)]
+Pattern = Annotated[str | None, typer.Option(help="Which files of a folder, such as '*.txt'.")]
 Field = Annotated[str, typer.Option(help="JSONL field or column that holds the text.")]
 Unit = Annotated[str, typer.Option(help="What of a text file is one document: file, line or paragraph.")]
 Invalid = Annotated[str, typer.Option(help="What to do with text that cannot be read: error, replace or skip.")]
-Subset = Annotated[str | None, typer.Option(help="Subset of a Hugging Face dataset.", show_default=False)]
+Subset = Annotated[str | None, typer.Option(help="Subset of a Hugging Face dataset.")]
 HubSplit = Annotated[str, typer.Option("--split", help="Split of a Hugging Face dataset.")]
 
 
 @app.command()
 def prepare(
     sources: Sources,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     tokenizer: Annotated[str, typer.Option(help="byte, or the path of a tokenizer.json or its folder.")] = "byte",
-    eos: Annotated[
-        str | None, typer.Option(help="Token that ends a document, if not a usual one.", show_default=False)
-    ] = None,
+    eos: Annotated[str | None, typer.Option(help="Token that ends a document; default: by its common names.")] = None,
     format: Format = "auto",
     pattern: Pattern = None,
     field: Field = "text",
@@ -55,10 +52,9 @@ def prepare(
     validation: Annotated[float, typer.Option(help="Share of the text to hold out.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Decides which parts are held out.")] = 0,
     shard_bytes: Annotated[
-        int | None,
-        typer.Option(help="Bytes of text per shard; by default a 64th, 1 MiB to 256 MiB.", show_default=False),
+        int | None, typer.Option(help="Bytes of text per shard; by default a 64th, 1 MiB to 256 MiB.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.", show_default=False)] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one per core.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another preparation in the folder.")] = False,
 ) -> None:
     """Turn text into token shards with an index; run it again to go on after an interruption."""
@@ -92,7 +88,7 @@ def prepare(
 @app.command("tokenizer")
 def train_tokenizer(
     sources: Sources,
-    out: Annotated[Path, typer.Option("--out", "-o", help="tokenizer.json to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="tokenizer.json to write.")],
     vocab_size: Annotated[int, typer.Option(help="Tokens, 258 or more.")] = 32768,
     megabytes: Annotated[float, typer.Option(help="Text to learn from, from the start of the sources.")] = 1000.0,
     format: Format = "auto",
@@ -131,15 +127,13 @@ def encode_images(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE",
-            help="Labelled images: digits, fashion-mnist, hf:NAME, a .parquet file or a folder.",
-            show_default=False,
+            metavar="SOURCE", help="Labelled images: digits, fashion-mnist, hf:NAME, a .parquet file or a folder."
         ),
     ],
     vae: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder of diffusers' AutoencoderKL, or of a pipeline with one.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     size: Annotated[int, typer.Option(min=1, max=2**14, help="Height and width that images are fitted to.")] = 256,
     flip: Annotated[bool, typer.Option("--flip", help="Encode mirror images too, for data.flip.")] = False,
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
@@ -148,7 +142,7 @@ def encode_images(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace other latents in the folder.")] = False,
 ) -> None:
     """Encode labelled images as latents to train on; run it again to go on after an interruption."""
-    from siamesenorm.loading import loading
+    from siamesenorm.interrupts import loading
 
     with loading():
         from siamesenorm.data.images import open_images

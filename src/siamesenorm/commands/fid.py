@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from siamesenorm.commands.device import Device, Precision, computing
-from siamesenorm.commands.options import Json
+from siamesenorm.commands.options import Device, Json, Precision, computing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,16 +26,13 @@ LABELS = {
 
 
 def fid(
-    generated: Annotated[
-        str, typer.Argument(metavar="GENERATED", help="Folder of images, or .npz as ADM writes it.", show_default=False)
-    ],
+    generated: Annotated[str, typer.Argument(metavar="GENERATED", help="Folder of images, or .npz as ADM writes it.")],
     reference: Annotated[
         str,
         typer.Argument(
             metavar="REFERENCE",
             help="Folder or .npz of images, a file of statistics (.safetensors of --save-stats, .npz with mu and "
             "sigma), or labelled images by name, such as digits.",
-            show_default=False,
         ),
     ],
     weights: Annotated[
@@ -44,7 +40,6 @@ def fid(
         typer.Option(
             metavar="FILE",
             help="Weights of FID's Inception: pt_inception-2015-12-05-6726825d.pth, or the same as safetensors.",
-            show_default=False,
         ),
     ] = None,
     classifier: Annotated[
@@ -52,20 +47,17 @@ def fid(
         typer.Option(
             metavar="SOURCE",
             help="Without --weights: labelled images that the small classifier learns from; default: REFERENCE.",
-            show_default=False,
         ),
     ] = None,
     split: Annotated[str, typer.Option(help="Split of a REFERENCE of labelled images: train or test.")] = "train",
     save_stats: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keep the reference's statistics: .safetensors or .npz.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Keep the reference's statistics: .safetensors or .npz.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Images looked at together.")] = 64,
     device: Device = None,
     precision: Precision = "fp32",
     cache: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where classifiers and statistics are kept.", show_default=False),
+        Path | None, typer.Option(metavar="DIR", help="Where classifiers and statistics are kept.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -74,15 +66,15 @@ def fid(
     Without Inception's weights the same is measured in the features of a small classifier, which is not FID.
     Under torchrun processes share the images.
     """
-    from siamesenorm.loading import loading
+    from siamesenorm.interrupts import loading
 
     with loading():
         from rich.console import Console
 
-        from siamesenorm.lab.fidelity import FidelityQuestion
+        from siamesenorm.lab.fidelity import FidelityRequest
         from siamesenorm.terminal import counting_bar
 
-    question = FidelityQuestion(
+    request = FidelityRequest(
         generated,
         reference,
         weights=weights,
@@ -93,7 +85,7 @@ def fid(
     )
     with computing(device, precision) as place:
         stage = partial(counting_bar, Console(stderr=True, quiet=not place.is_main))
-        found = question.answer(place, stage, batch_size=batch_size)
+        found = request.measure(place, stage, batch_size=batch_size)
     if found is None:
         return
     if as_json:
@@ -103,17 +95,14 @@ def fid(
 
 
 def _show(console: Console, found: FidelityReport) -> None:
-    from siamesenorm.terminal import unnamed_table
+    from rich.text import Text
 
-    table = unnamed_table()
-    table.add_column()
-    table.add_column(justify="right")
-    for key, value in found.figures.items():
-        if value is not None:
-            table.add_row(LABELS.get(key, key), f"{value:.4f}")
-    if found.accuracy is not None:
-        table.add_row("recognised as their class", f"{found.accuracy:.4f}")
-    console.print(table)
+    from siamesenorm.terminal import rows_table
+
+    figures = {LABELS.get(key, key): value for key, value in found.figures.items()}
+    figures["recognised as their class"] = found.accuracy
+    known = ((name, value) for name, value in figures.items() if value is not None)
+    console.print(rows_table((name, Text(f"{value:.4f}", justify="right")) for name, value in known))
     reference = f"{found.reference_images:,}" if found.reference_images else "an unknown number"
     console.print(f"{found.images:,} images beside {reference} of the reference", highlight=False)
     for note in found.notes:

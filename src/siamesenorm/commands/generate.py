@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from siamesenorm.commands.device import Device, Precision, computing
+from siamesenorm.commands.options import Device, Precision, computing
 
 
 def generate(
@@ -16,26 +16,19 @@ def generate(
         typer.Argument(
             metavar="RUN|HF_DIR",
             help="Folder of a run, finished or not, or of a model that `siamesenorm export --to hf` wrote.",
-            show_default=False,
         ),
     ],
     prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Texts to go on from, together.", show_default=False),
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Texts to go on from, together.")
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens at most.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher is freer.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many likeliest tokens.", show_default=False)] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest tokens of this probability.", show_default=False)
-    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this probability.")] = None,
     stop: Annotated[
-        list[str] | None,
-        typer.Option(help="A text that ends an answer and is left out; may be given again.", show_default=False),
+        list[str] | None, typer.Option(help="A text that ends an answer and is left out; may be given again.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed draws the same text.", show_default=False)
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed draws the same text.")] = None,
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Texts to make of each prompt.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Texts that are made together.")] = 64,
     device: Device = None,

@@ -15,29 +15,16 @@ def graft(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="SRC",
-            help="Hugging Face folder, imported folder, GGUF file, or run, of a Pre-Norm model.",
-            show_default=False,
+            metavar="SRC", help="Hugging Face folder, imported folder, GGUF file, or run, of a Pre-Norm model."
         ),
     ],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to be made.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to be made.")],
     to: Annotated[
-        str,
-        typer.Option(
-            metavar="TOPOLOGY",
-            help="Name, or name:option=value,…",
-            autocompletion=complete_topology,
-            show_default=False,
-        ),
+        str, typer.Option(metavar="TOPOLOGY", help="Name, or name:option=value,…", autocompletion=complete_topology)
     ],
     at: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=10**9,
-            help="A step that the run has a checkpoint of: DST goes on from there.",
-            show_default=False,
-        ),
+        typer.Option(min=1, max=10**9, help="A step that the run has a checkpoint of: DST goes on from there."),
     ] = None,
     ramp: Annotated[
         int | None,
@@ -46,14 +33,10 @@ def graft(
             max=10**9,
             help="For topologies that cannot compute the same: steps of training over which they come in, from the "
             "source's function on.",
-            show_default=False,
         ),
     ] = None,
     qk_norm: Annotated[
-        str | None,
-        typer.Option(
-            help="A norm on queries and keys that the source has not: head or projection.", show_default=False
-        ),
+        str | None, typer.Option(help="A norm on queries and keys that the source has not: head or projection.")
     ] = None,
     regress: Annotated[
         int,

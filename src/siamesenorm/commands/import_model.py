@@ -11,14 +11,10 @@ from siamesenorm.commands.options import DTYPES, RemoteCode
 
 
 def import_model(
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="SRC", help="Hugging Face folder or GGUF file of another's model.", show_default=False),
-    ],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to be made.", show_default=False)],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Hugging Face folder or GGUF file of another's model.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to be made.")],
     dtype: Annotated[
-        str | None,
-        typer.Option(help=f"Of the weights: {', '.join(DTYPES)}; default: as SRC has them.", show_default=False),
+        str | None, typer.Option(help=f"Of the weights: {', '.join(DTYPES)}; default: as SRC has them.")
     ] = None,
     tokenizer: Annotated[
         bool, typer.Option("--tokenizer/--no-tokenizer", help="Bring its tokenizer along, or leave it behind.")
@@ -38,11 +34,9 @@ def import_model(
 
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError.not_allowed("--dtype", dtype, DTYPES)
-    try:
+    with ConfigError.importing("import: it", "transformers", "hf"):
         from siamesenorm.interop.huggingface import SiameseNormConfig  # noqa: F401  # says what is missing
         from siamesenorm.interop.pretrained import convert
-    except ImportError as error:
-        raise ConfigError.missing_package("import: it", error.name or "transformers", "hf") from None
     weights = None if dtype is None else getattr(torch, dtype)
     convert(source, target, dtype=weights, tokenizer=tokenizer, remote_code=remote_code, overwrite=overwrite)
     typer.echo(str(target))

@@ -13,7 +13,6 @@ from siamesenorm.commands.options import Json
 if TYPE_CHECKING:
     from rich.console import Console
 
-UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 WIDE = 120
 """Columns from which on the table has room for words."""
 
@@ -22,19 +21,12 @@ def models(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME",
-            help="Explain this one; without it, all are listed.",
-            autocompletion=complete_model,
-            show_default=False,
+            metavar="NAME", help="Explain this one; without it, all are listed.", autocompletion=complete_model
         ),
     ] = None,
     topology: Annotated[
         str | None,
-        typer.Option(
-            help="Count with this topology instead of the preset's.",
-            autocompletion=complete_topology,
-            show_default=False,
-        ),
+        typer.Option(help="Count with this topology instead of the preset's.", autocompletion=complete_topology),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -82,12 +74,10 @@ def show_table(console: Console, described: list[dict[str, Any]]) -> None:
     """One row a preset."""
     from rich.text import Text
 
-    from siamesenorm.terminal import plain_table
+    from siamesenorm.terminal import plain_table, with_unit
 
-    table = plain_table()
-    table.add_column("name", style="bold cyan", no_wrap=True)
-    for column in ("shape", "parameters", "active", "FLOPs", "training state"):
-        table.add_column(column, no_wrap=True, justify="right")
+    headers = ("name", "shape", "parameters", "active", "FLOPs", "training state")
+    table = plain_table(*headers, name="bold cyan", no_wrap=True)
     wide = console.width >= WIDE
     if wide:
         table.add_column("", no_wrap=True)
@@ -96,8 +86,8 @@ def show_table(console: Console, described: list[dict[str, Any]]) -> None:
         table.add_row(
             entry["name"],
             f"{config['blocks']}×{config['dim']}",
-            short(counts["total"]),
-            short(counts["active"]),
+            with_unit(counts["total"]),
+            with_unit(counts["active"]),
             f"{flops(counts['flops_training'])}/{entry['unit']}",
             memory(counts["training_bytes"]),
             *([Text(entry["about"], style="dim")] if wide else []),
@@ -113,18 +103,19 @@ def show_table(console: Console, described: list[dict[str, Any]]) -> None:
 
 def show_one(console: Console, entry: dict[str, Any]) -> None:
     """Every field and every count of one preset."""
-    from rich.table import Table
     from rich.text import Text
 
     from siamesenorm.models.families import FAMILIES
+    from siamesenorm.terminal import rows_table
 
     unit, fields = entry["unit"], FAMILIES[entry["family"]].config.model_fields
     console.print(Text.assemble((entry["name"], "bold cyan"), "  ", entry["about"]), end="\n\n")
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for field, value in entry["config"].items():
-        about = fields[field].description or ""
-        grid.add_row(Text(field, style="cyan"), Text(_plain(value)), Text(about, style="dim"))
-    console.print(grid)
+    console.print(
+        rows_table(
+            (Text(field, style="cyan"), Text(_plain(value)), Text(fields[field].description or "", style="dim"))
+            for field, value in entry["config"].items()
+        )
+    )
     counts = entry["counts"]
     rows = {
         "parameters": f"{counts['total']:,}, of which {counts['active']:,} per {unit}",
@@ -137,24 +128,15 @@ def show_one(console: Console, entry: dict[str, Any]) -> None:
         f"{memory(counts['optimizer_bytes'])} AdamW's moments, {memory(counts['training_bytes'])} with gradients",
         "activations": f"about {memory(counts['activation_bytes'])} per {unit}",
     }
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for title, text in rows.items():
-        grid.add_row(Text(title, style="dim"), Text(text))
     console.print()
-    console.print(grid)
-
-
-def short(number: float) -> str:
-    """Three digits and a unit: 1.28B."""
-    for size, unit in UNITS:
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:g}"
+    console.print(rows_table((Text(title, style="dim"), Text(text)) for title, text in rows.items()))
 
 
 def flops(number: float) -> str:
-    """The same with giga for a milliard, as FLOPs are spoken of."""
-    return short(number).replace("B", "G")
+    """Three digits with giga, as FLOPs are spoken of."""
+    from siamesenorm.terminal import with_unit
+
+    return with_unit(number).replace("B", "G")
 
 
 def memory(size: float) -> str:

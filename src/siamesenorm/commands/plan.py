@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from siamesenorm.commands.completion import complete_field, complete_topology
-from siamesenorm.commands.options import Json, Recipe
+from siamesenorm.commands.completion import complete_topology
+from siamesenorm.commands.options import Json, Overrides, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,31 +25,17 @@ WIDE = 110
 
 def plan(
     recipe: Recipe,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE…]",
-            help="Fields to change, as for train.",
-            autocompletion=complete_field,
-            show_default=False,
-        ),
-    ] = None,
+    overrides: Overrides = None,
     gpus: Annotated[int, typer.Option(help="How many, 1 to 4096.")] = 8,
     gpu: Annotated[str, typer.Option(help="Which; a wrong name lists all.")] = "h100",
     topology: Annotated[
         str | None,
-        typer.Option(
-            help="Plan with this topology instead of the recipe's.",
-            autocompletion=complete_topology,
-            show_default=False,
-        ),
+        typer.Option(help="Plan with this topology instead of the recipe's.", autocompletion=complete_topology),
     ] = None,
     machine: Annotated[int, typer.Option(min=1, max=4096, help="GPUs in one machine, joined by fast links.")] = 8,
     assume: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=SHARE", help="Change an assumption, such as matmul=0.5; may be repeated.", show_default=False
-        ),
+        typer.Option(metavar="NAME=SHARE", help="Change an assumption, such as matmul=0.5; may be repeated."),
     ] = None,
     show: Annotated[int, typer.Option(min=1, max=1000, help="Layouts to show.")] = 12,
     as_json: Json = False,

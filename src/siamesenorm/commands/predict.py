@@ -8,22 +8,15 @@ from typing import Annotated
 
 import typer
 
-from siamesenorm.commands.device import Device, Precision, computing
-from siamesenorm.commands.options import Json
+from siamesenorm.commands.options import Device, Json, Precision, computing
 
 
 def predict(
     run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            help="Folder of a run, or a file of `siamesenorm export --to safetensors`.",
-            show_default=False,
-        ),
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or a file of `siamesenorm export --to safetensors`.")
     ],
     images: Annotated[
-        list[Path],
-        typer.Argument(metavar="IMAGE…", help="Image files (png, jpg, …) or .npy arrays of bytes.", show_default=False),
+        list[Path], typer.Argument(metavar="IMAGE…", help="Image files (png, jpg, …) or .npy arrays of bytes.")
     ],
     top: Annotated[int, typer.Option(min=1, max=1000, help="How many of the likeliest classes are shown.")] = 3,
     as_json: Json = False,
@@ -35,8 +28,8 @@ def predict(
     from rich.console import Console
     from rich.text import Text
 
-    from siamesenorm.loading import loading
-    from siamesenorm.terminal import unnamed_table
+    from siamesenorm.interrupts import loading
+    from siamesenorm.terminal import rows_table
 
     with loading():
         from siamesenorm.lab.prediction import open_classifier, read_image
@@ -56,7 +49,7 @@ def predict(
         ]
         typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
         return
-    table = unnamed_table()
+    table = rows_table()
     table.add_column(overflow="fold", style="bold cyan")
     for name, answer in zip(names, answers, strict=True):
         best, *others = [f"{label} {share:.1%}" for label, share in answer]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from siamesenorm.commands.completion import complete_field, complete_recipe
-from siamesenorm.commands.options import Json
+from siamesenorm.commands.completion import complete_recipe
+from siamesenorm.commands.options import Json, Overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,18 +27,9 @@ def recipes(
             metavar="NAME",
             help="Show this one, a name or a YAML file; without it, all are listed.",
             autocompletion=complete_recipe,
-            show_default=False,
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE…]",
-            help="Show it with these fields changed.",
-            autocompletion=complete_field,
-            show_default=False,
-        ),
-    ] = None,
+    overrides: Overrides = None,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print it as a recipe of your own.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -69,11 +60,11 @@ def show_table(console: Console, resolved: dict[str, RunConfig]) -> None:
     from rich.text import Text
 
     from siamesenorm.tasks import TASKS
-    from siamesenorm.terminal import unnamed_table
+    from siamesenorm.terminal import rows_table
 
     widest = max(map(len, resolved))
     for task in TASKS:
-        table = unnamed_table()
+        table = rows_table()
         table.add_column(style="bold cyan", no_wrap=True, min_width=widest)
         table.add_column(no_wrap=True, justify="right", min_width=len("400,000 steps"))
         table.add_column(style="dim")

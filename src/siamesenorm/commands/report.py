@@ -13,12 +13,9 @@ from siamesenorm.commands.options import Baseline, Figures, Metric, Open
 
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN…", help="Folders of runs or of grids; each run counts once.", show_default=False),
+        list[Path], typer.Argument(metavar="RUN…", help="Folders of runs or of grids; each run counts once.")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the report; by default the one given.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the report; by default the one given.")] = None,
     title: Annotated[str, typer.Option(help="Heading of the report.", show_default=False)] = "",
     metric: Metric = None,
     baseline: Baseline = None,

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from siamesenorm.commands.device import Device, Precision, computing
+from siamesenorm.commands.options import Device, Precision, computing
 
 
 def sample(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a diffusion run.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a diffusion run.")],
     classes: Annotated[
-        str | None, typer.Option(help="Classes: 0-9, 3,5, names, unconditional; all by default.", show_default=False)
+        str | None, typer.Option(help="Classes: 0-9, 3,5, names, unconditional; all by default.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The grid, a row for each class.")] = Path("samples.png"),
     per_class: Annotated[int, typer.Option(min=1, max=100_000, help="Samples of each class.")] = 8,
@@ -29,19 +29,12 @@ def sample(
         typer.Option(min=1, help="Guide so many of the first channels; official: 3.", show_default="all"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same samples.")] = 0,
-    filmstrip: Annotated[
-        Path | None, typer.Option(help="Also draw how one sample of each class comes about.", show_default=False)
-    ] = None,
+    filmstrip: Annotated[Path | None, typer.Option(help="Also draw how one sample of each class comes about.")] = None,
     individually: Annotated[
         Path | None,
-        typer.Option(
-            help="Also write every sample, as soon as it is made: into an .npz, or a folder of PNGs.",
-            show_default=False,
-        ),
+        typer.Option(help="Also write every sample, as soon as it is made: into an .npz, or a folder of PNGs."),
     ] = None,
-    vae: Annotated[
-        Path | None, typer.Option(help="Folder of an AutoencoderKL, for models of latents.", show_default=False)
-    ] = None,
+    vae: Annotated[Path | None, typer.Option(help="Folder of an AutoencoderKL, for models of latents.")] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Samples computed at a time.")] = 100,
     device: Device = None,
     precision: Precision = "fp32",
@@ -50,7 +43,7 @@ def sample(
 
     Under torchrun processes share the samples.
     """
-    from siamesenorm.loading import loading
+    from siamesenorm.interrupts import loading
 
     with loading():
         from siamesenorm.lab.sample_request import SampleRequest

@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
+from siamesenorm.commands.findings import exit_unless, show_failed
 from siamesenorm.commands.options import Engine, Jobs
-
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-SHOWN = 5
-"""Failed cells that are named."""
 
 
 def study(
@@ -29,22 +26,15 @@ def study(
         Path | None,
         typer.Option(help="Folder of the runs themselves, which results do not need.", show_default="runs/study-NAME"),
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Run these arms alone.", metavar="ARM", show_default=False)
-    ] = None,
-    part: Annotated[
-        list[str] | None, typer.Option(help="Run these parts alone.", metavar="NAME", show_default=False)
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run these arms alone.", metavar="ARM")] = None,
+    part: Annotated[list[str] | None, typer.Option(help="Run these parts alone.", metavar="NAME")] = None,
     merge: Annotated[
-        list[Path] | None,
-        typer.Option(help="Take in the records of another results folder.", metavar="FOLDER", show_default=False),
+        list[Path] | None, typer.Option(help="Take in the records of another results folder.", metavar="FOLDER")
     ] = None,
     challenge: Annotated[
         str | None,
         typer.Option(
-            help="Run one cell again, by its name in the records, and set both numbers side by side.",
-            metavar="CELL",
-            show_default=False,
+            help="Run one cell again, by its name in the records, and set both numbers side by side.", metavar="CELL"
         ),
     ] = None,
     status: Annotated[bool, typer.Option("--status", help="Say what is done and what is left; run nothing.")] = False,
@@ -64,9 +54,8 @@ def study(
 
     from siamesenorm.errors import ConfigError
     from siamesenorm.lab.compare.engines import check_engine, open_engine
-    from siamesenorm.lab.study.merging import merge_records
     from siamesenorm.lab.study.page import write_results
-    from siamesenorm.lab.study.running import open_study, run_study
+    from siamesenorm.lab.study.running import check_cells, merge_records, open_study, run_study
     from siamesenorm.lab.study.status import show_challenge, show_dry_run, show_status
 
     console = Console()
@@ -89,25 +78,8 @@ def study(
         typer.echo(f"wrote {write_results(opened)}")
         return
     outcome = run_study(opened, open_engine(engine, jobs), folder, only=only or (), parts=part or (), console=console)
-    for place in outcome.failed[:SHOWN]:
-        typer.echo(f"siamesenorm: {place.folder}: {place.message}", err=True)
+    show_failed(outcome.failed)
     if opened.records:
         typer.echo(f"wrote {write_results(opened)}")
     show_status(opened, console)
-    if not outcome.complete:
-        typer.echo("interrupted and saved; the same command goes on from here", err=True)
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if outcome.failed:
-        raise typer.Exit(EXIT_FAILED)
-
-
-def check_cells(folder: Path) -> None:
-    """Raise where a folder of runs cannot be made, or is none."""
-    from siamesenorm.errors import ConfigError
-
-    try:
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    except OSError as error:
-        raise ConfigError.failed("--cells", folder, "made", error) from None
-    if not there.is_dir():
-        raise ConfigError.not_allowed("--cells", str(folder), "a folder")
+    exit_unless(outcome.complete, outcome.failed)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from siamesenorm.catalogue import LinkFact, TopologyFacts, catalogue, describe
-from siamesenorm.residual import InitRule, SublayerNeeds
-from siamesenorm.terminal import plain_table
+from siamesenorm.commands.completion import complete_topology
+from siamesenorm.commands.options import Json
+from siamesenorm.interrupts import loading
+
+if TYPE_CHECKING:
+    from siamesenorm.catalogue import LinkFact, TopologyFacts
+    from siamesenorm.residual import InitRule, SublayerNeeds
 
 WIDE = 110
 """Columns from which on an equation of several steps stays on one line."""
@@ -29,15 +35,54 @@ ATTENTION_NORMS = {
 }
 
 
-def show_table(console: Console) -> None:
+def topologies(
+    topology: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME[:OPTION=VALUE,…]",
+            help="Explain this one, such as siamese or siamese:form=plain; without it, all are listed.",
+            autocompletion=complete_topology,
+        ),
+    ] = None,
+    blocks: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Blocks of the stack explained, 12 by default.")
+    ] = None,
+    dim: Annotated[
+        int | None, typer.Option(min=1, max=2**20, help="Width of the stack explained, 768 by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List every residual topology, or explain one with its drawing, numbers and options."""
+    if topology is None and (blocks is not None or dim is not None):
+        raise typer.BadParameter("--blocks and --dim describe the stack of one topology; give its name")
+    with loading():
+        from siamesenorm import catalogue
+
+    if topology is None:
+        listed = catalogue.catalogue()
+        if as_json:
+            typer.echo(json.dumps([facts.as_json() for facts in listed], indent=2))
+        else:
+            show_table(Console(), listed)
+        return
+    width, found = dim or catalogue.DIM, catalogue.describe(topology, blocks or catalogue.BLOCKS)
+    if as_json:
+        typer.echo(json.dumps(found.as_json(width), indent=2))
+    else:
+        show_one(Console(), found, width)
+
+
+def show_table(console: Console, listed: list[TopologyFacts]) -> None:
     """Every topology, one row each."""
+    from siamesenorm.terminal import plain_table
+
     table = plain_table()
     table.add_column("name", style="bold cyan", no_wrap=True)
     table.add_column("update", overflow="fold", ratio=1)
     table.add_column("streams", overflow="fold", max_width=9 if console.width < WIDE else None)
     table.add_column("parameters", no_wrap=True, justify="right")
     table.add_column("arXiv", no_wrap=True)
-    for facts in catalogue():
+    for facts in listed:
         table.add_row(
             facts.name,
             Text(_steps(facts.equation, console)),
@@ -55,9 +100,8 @@ def show_table(console: Console) -> None:
     console.print(Text(notes, style="dim"))
 
 
-def show_one(console: Console, spec: str, dim: int, blocks: int) -> None:
+def show_one(console: Console, facts: TopologyFacts, dim: int) -> None:
     """One topology: what it is, its drawing, its numbers in a stack of given size, its options."""
-    facts = describe(spec, blocks)
     console.print(Text.assemble((facts.spec, "bold cyan"), "  arXiv ", _paper(facts.arxiv)), end="\n\n")
     console.print(Text(facts.about), end="\n\n")
     console.print(Text("\n".join(_fit(facts.drawing, console.width))), no_wrap=True, overflow="ignore", crop=False)
@@ -65,16 +109,6 @@ def show_one(console: Console, spec: str, dim: int, blocks: int) -> None:
     console.print(_definitions(facts, console, dim))
     for title, part in (("Options", _options(facts)), ("Links", _links(facts))):
         console.print(Group(Text(f"\n{title}", style="bold"), Padding(part, (0, 0, 0, 2))))
-
-
-def table_json() -> str:
-    """Every topology, for machines."""
-    return json.dumps([facts.as_json() for facts in catalogue()], indent=2)
-
-
-def one_json(spec: str, dim: int, blocks: int) -> str:
-    """One topology, for machines."""
-    return json.dumps(describe(spec, blocks).as_json(dim), indent=2)
 
 
 def _definitions(facts: TopologyFacts, console: Console, dim: int) -> Table:

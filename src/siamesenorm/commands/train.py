@@ -7,32 +7,20 @@ from typing import Annotated
 
 import typer
 
-from siamesenorm.commands.completion import complete_field
-from siamesenorm.commands.options import Recipe
+from siamesenorm.commands.options import Overrides, Recipe
+from siamesenorm.refusal import EXIT_FAILED
 
-EXIT_FAILED, EXIT_DIVERGED = 1, 3
+EXIT_DIVERGED = 3
 SIGNAL_BASE = 128
 
 
 def train(
     recipe: Recipe,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE…]",
-            help="Fields to change, such as topology=pre lr=3e-3 model.blocks=8.",
-            autocompletion=complete_field,
-            show_default=False,
-        ),
-    ] = None,
+    overrides: Overrides = None,
     run: Annotated[
         Path | None,
         typer.Option(
-            "--run",
-            "--out",
-            "-o",
-            help="Folder of the run; by default runs/ with the names of recipe and overrides.",
-            show_default=False,
+            "--run", "--out", "-o", help="Folder of the run; by default runs/ with the names of recipe and overrides."
         ),
     ] = None,
     resume: Annotated[

@@ -19,16 +19,6 @@ from siamesenorm.interop.foreign_folder import read_by_others, whole
 from siamesenorm.models.fingerprint import weights_hash
 
 
-def diffusers_class(name: str) -> Any:
-    """A class of diffusers, or one sentence about what is missing."""
-    check_torchvision()
-    try:
-        import diffusers
-    except ImportError as error:
-        raise InteropError.missing_package(name, error.name or "diffusers", "diffusion") from None
-    return getattr(diffusers, name)
-
-
 class Autoencoder:
     """An ``AutoencoderKL`` with what surrounds it: bytes, scale and shift, batches."""
 
@@ -77,18 +67,15 @@ class Autoencoder:
 
 def load_autoencoder(folder: str | Path, device: str | torch.device = "cpu") -> Autoencoder:
     """The autoencoder in a folder, or in the folder ``vae`` of a pipeline; nothing is downloaded."""
+    check_torchvision()
+    with InteropError.importing("AutoencoderKL", "diffusers", "diffusion"):
+        from diffusers import AutoencoderKL
     path = Path(folder)
     found = next((place for place in (path, path / "vae") if (place / "config.json").is_file()), None)
     if found is None:
         raise InteropError.not_allowed("vae", str(folder), "a folder with config.json and weights of an AutoencoderKL")
-    cls = diffusers_class("AutoencoderKL")
     options = {"local_files_only": True, "use_safetensors": True, "low_cpu_mem_usage": False}
     with read_by_others("vae", found):
-        loaded = Autoencoder(whole(cls.from_pretrained(found, output_loading_info=True, **options)), device)
+        loaded = Autoencoder(whole(AutoencoderKL.from_pretrained(found, output_loading_info=True, **options)), device)
         loaded.try_out()
         return loaded
-
-
-def decode_latents(latents: Tensor, folder: str | Path, device: str | torch.device = "cpu") -> NDArray[np.uint8]:
-    """Images (images, height, width, 3) of latents as a model makes them, by the autoencoder of a folder."""
-    return load_autoencoder(folder, device).decode(latents)

@@ -90,7 +90,7 @@ def run_tasks(
     from lm_eval import evaluate
     from lm_eval.models.huggingface import HFLM
 
-    class Judge(HFLM):
+    class SharedModel(HFLM):
         """Every process asks for all and computes its part; the harness itself knows of one process."""
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Any]:
@@ -106,7 +106,7 @@ def run_tasks(
 
     for name in ("lm_eval", "lm_eval.api.task", "lm_eval.evaluator", "lm_eval.models.huggingface"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    judge = Judge(
+    model = SharedModel(
         pretrained=loaded.model,
         tokenizer=loaded.tokenizer,
         backend="causal",
@@ -119,7 +119,7 @@ def run_tasks(
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
-    found = evaluate(lm=judge, task_dict=tasks, limit=limit, log_samples=False, bootstrap_iters=1000)
+    found = evaluate(lm=model, task_dict=tasks, limit=limit, log_samples=False, bootstrap_iters=1000)
     assert found is not None  # only other ranks get nothing
     return [read_score(name, found) for name in found["results"] if name in found["n-samples"]]
 

@@ -46,3 +46,20 @@ def number(config: Mapping[str, Any], name: str, default: float) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise OfficialError(f"config: {name} = {value!r} is not allowed; it takes a number above 0")
     return value
+
+
+def read_keywords(
+    kind: type[Config], given: Mapping[str, Any], names: Mapping[str, str], defaults: Mapping[str, Any], topology: str
+) -> Config:
+    """Our configuration from the keywords of an official constructor of vision or diffusion.
+
+    names: its keywords to our fields, beside mlp_ratio. defaults: its own, by our fields, where ours are others.
+    """
+    unknown = sorted(set(as_mapping(given)) - set(names) - {"mlp_ratio"})
+    if unknown:
+        known = ", ".join([*names, "mlp_ratio"])
+        raise OfficialError(f"config: {unknown[0]} = {given[unknown[0]]!r} is not a known field; known: {known}")
+    width = next(theirs for theirs, ours in names.items() if ours == "dim")
+    ffn_dim = int(whole_number(given, width, defaults["dim"]) * number(given, "mlp_ratio", 4.0))
+    fields = {ours: given[theirs] for theirs, ours in names.items() if theirs in given}
+    return checked(kind, {**defaults, **fields, "topology": topology, "ffn_dim": ffn_dim})

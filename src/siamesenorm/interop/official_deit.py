@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from siamesenorm.errors import OfficialError
-from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
+from siamesenorm.interop.foreign_config import read_keywords
 from siamesenorm.interop.official_forms import VISION, official_topology
 from siamesenorm.interop.renaming import Names, load_renamed, rename
 from siamesenorm.models.vit import VisionTransformer, ViTConfig
@@ -65,20 +64,8 @@ def load_deit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) 
     """
     topology = "siamese" if any(key.startswith("blocks.0.post_norm") for key in state_dict) else "pre"
     with torch.device("meta"):
-        model = VisionTransformer(read_deit_config(config_dict, topology))
+        model = VisionTransformer(read_keywords(ViTConfig, config_dict, KEYWORDS, DEFAULTS, topology))
     return load_renamed(model, deit_names(model), state_dict)
-
-
-def read_deit_config(config_dict: Mapping[str, Any], topology: str) -> ViTConfig:
-    """A configuration from the official constructor's keywords; what is not said is that constructor's default."""
-    unknown = sorted(set(as_mapping(config_dict)) - set(KEYWORDS) - {"mlp_ratio"})
-    if unknown:
-        known = ", ".join([*KEYWORDS, "mlp_ratio"])
-        raise OfficialError(f"config: {unknown[0]} = {config_dict[unknown[0]]!r} is not a known field; known: {known}")
-    fields = {ours: config_dict[theirs] for theirs, ours in KEYWORDS.items() if theirs in config_dict}
-    width = whole_number(config_dict, "embed_dim", DEFAULTS["dim"])
-    ffn_dim = int(width * number(config_dict, "mlp_ratio", 4.0))
-    return checked(ViTConfig, {**DEFAULTS, **fields, "topology": topology, "ffn_dim": ffn_dim})
 
 
 def deit_names(model: VisionTransformer) -> Names:

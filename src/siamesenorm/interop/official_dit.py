@@ -17,25 +17,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from siamesenorm.errors import OfficialError
-from siamesenorm.interop.foreign_config import as_mapping, checked, number, whole_number
+from siamesenorm.interop.foreign_config import read_keywords
 from siamesenorm.interop.official_forms import DIFFUSION, official_topology
 from siamesenorm.interop.renaming import Names, load_renamed, rename
 from siamesenorm.models.dit import DiT, DiTConfig
 
-FIELDS: dict[str, Any] = {
+KEYWORDS = {
+    "input_size": "input_size",
+    "patch_size": "patch_size",
+    "in_channels": "channels",
+    "hidden_size": "dim",
+    "depth": "blocks",
+    "num_heads": "heads",
+    "class_dropout_prob": "class_dropout",
+    "num_classes": "classes",
+    "learn_sigma": "learn_sigma",
+}
+"""The official constructor's keywords to fields of ours."""
+DEFAULTS = {
     "input_size": 32,
     "patch_size": 2,
-    "in_channels": 4,
-    "hidden_size": 1152,
-    "depth": 28,
-    "num_heads": 16,
-    "mlp_ratio": 4.0,
-    "class_dropout_prob": 0.1,
-    "num_classes": 1000,
+    "channels": 4,
+    "classes": 1000,
+    "dim": 1152,
+    "blocks": 28,
+    "heads": 16,
+    "class_dropout": 0.1,
     "learn_sigma": True,
 }
-"""Keyword arguments of the official class with their defaults."""
 MODULES = {
     "positions": "pos_embed",
     "embedding": "x_embedder.proj",
@@ -56,29 +65,6 @@ BLOCK = {
 }
 
 
-def read_dit_config(config: Mapping[str, Any], topology: str) -> DiTConfig:
-    """A `DiTConfig` from the official class's keyword arguments; those left out have its defaults."""
-    unknown = sorted(set(as_mapping(config)) - set(FIELDS))
-    if unknown:
-        raise OfficialError(f"config: unknown fields {', '.join(unknown)}; known fields: {', '.join(FIELDS)}")
-    given = {**FIELDS, **config}
-    dim = whole_number(given, "hidden_size")
-    ours = {
-        "input_size": given["input_size"],
-        "patch_size": given["patch_size"],
-        "channels": given["in_channels"],
-        "classes": given["num_classes"],
-        "dim": dim,
-        "blocks": given["depth"],
-        "heads": given["num_heads"],
-        "ffn_dim": int(dim * number(given, "mlp_ratio", 4.0)),
-        "class_dropout": given["class_dropout_prob"],
-        "learn_sigma": given["learn_sigma"],
-        "topology": topology,
-    }
-    return checked(DiTConfig, ours)
-
-
 def load_dit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) -> DiT:
     """The model of an official state dict and the keyword arguments that its class was made with.
 
@@ -87,7 +73,7 @@ def load_dit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) -
     """
     topology = "siamese" if any(key.startswith("postnorm.") for key in state_dict) else "pre"
     with torch.device("meta"):
-        model = DiT(read_dit_config(config_dict, topology))
+        model = DiT(read_keywords(DiTConfig, config_dict, KEYWORDS, DEFAULTS, topology))
     return load_renamed(model, dit_names(model), state_dict)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from rich.console import Console
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.axes import RECIPE, make_grid
@@ -21,7 +22,7 @@ from siamesenorm.lab.compare.dry_run import dry_run
 from siamesenorm.lab.compare.engines import check_engine, open_engine
 from siamesenorm.lab.compare.grafts import GraftSource, open_graft_source
 from siamesenorm.lab.compare.grid import Grid
-from siamesenorm.lab.compare.live import console_of, open_table
+from siamesenorm.lab.compare.live import open_table
 from siamesenorm.lab.compare.own_model import open_model_file, own_recipe
 from siamesenorm.lab.compare.preparation import OneComparison, Prepared, check_metric, prepare_grid, prepare_text
 from siamesenorm.lab.compare.presets import GridPreset, find_preset
@@ -32,7 +33,6 @@ from siamesenorm.tasks.own import Given, given, name_of
 from siamesenorm.train.overrides import as_setting
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
     from torch import nn
 
@@ -47,6 +47,7 @@ class ComparisonRequest:
     folder: Path
     preset: GridPreset | None = None
     metric: str | None = None
+    """What is compared by; None: the preset's, or the held-out loss."""
     baseline: str | None = None
     own: Given | None = None
     """A user's own model."""
@@ -69,19 +70,18 @@ class ComparisonRequest:
             grid = self.grid if self.text is None else self.grid.on(self.text)
             yield from dry_run(grid, self.folder, open_engine(engine, jobs, self.model))
 
-    def run(
-        self, engine: str = "local", jobs: int | None = None, console: Console | None = None
-    ) -> tuple[Prepared, bool]:
-        """Run the grid in its folder, with a live table; False if it was interrupted, which saves what was running."""
+    def run(self, engine: str = "local", jobs: int | None = None, console: Console | None = None) -> Prepared:
+        """Run the grid in its folder, with a live table; an interruption saves what was running."""
         check_engine(engine)
-        names = self.grid.topologies
-        if self.baseline is not None and self.baseline not in names:
-            raise ConfigError(f"--baseline: {self.baseline!r} is not compared; it takes one of {', '.join(names)}")
-        if self.metric is not None:
-            check_metric(self.grid.cells()[0].config.task, self.metric)
+        if self.baseline is not None and self.baseline not in self.grid.topologies:
+            names = ", ".join(self.grid.topologies)
+            raise ConfigError(f"--baseline: {self.baseline!r} is not compared; it takes one of {names}")
+        metric = self.metric or (None if self.preset is None else self.preset.metric)
+        if metric is not None:
+            check_metric(self.grid.cells()[0].config.task, metric)
         with given(self.own), OneComparison(self.folder) as one:
             one.take()
-            prepared = prepare_grid(self._readable(), self.folder, self.metric, one, self.source)
+            prepared = prepare_grid(self._readable(), self.folder, metric, one, self.source)
             here = self.own is not None and self.model is None  # nobody else can make the model
             opened = ThisProcess() if here else open_engine(engine, jobs, self.model)
             if console is not None:
@@ -94,7 +94,7 @@ class ComparisonRequest:
                 complete = opened.run(prepared.plan, prepared.provenance, table)
             if self.preset is not None and self.preset.looks_inside:
                 inspect_runs((cell.folder for cell in prepared.plan if cell.state == "finished"), console)
-            return prepared, complete
+            return dataclasses.replace(prepared, complete=complete)
 
     def _readable(self) -> Grid:
         """On the text, prepared once the folder is ours; a trained model's tokenizer reads it as it is."""
@@ -102,21 +102,21 @@ class ComparisonRequest:
             return self.grid
         return self.grid.on(prepare_text(self.text, self.folder) if self.source is None else self.text.resolve())
 
-    def read(self, prepared: Prepared, complete: bool = True, title: str = "") -> Comparison:
+    def read(self, ran: Prepared, title: str = "") -> Comparison:
         """What the cells say that have a result."""
         return read_comparison(
-            prepared.done,
+            ran.done,
             self.folder,
             title=title,
             metric=self.metric,
             baseline=self.baseline,
             preset=self.preset,
-            complete=complete,
-            failed=tuple(f"{progress.folder}: {progress.message}" for progress in prepared.failed),
+            complete=ran.complete,
+            failed=tuple(f"{progress.folder}: {progress.message}" for progress in ran.failed),
         )
 
 
-def ask(
+def parse_request(
     *,
     recipe: str | None = None,
     model: str | None = None,
@@ -126,22 +126,29 @@ def ask(
     folder: Path | None = None,
     metric: str | None = None,
     baseline: str | None = None,
+    fields: Sequence[str] = (),
+    sets: Sequence[str] = (),
     **axes: Sequence[str],
 ) -> ComparisonRequest:
-    """A question from what a command line says; axes: those of `make_grid`."""
+    """The request of a command line; fields: more of `sets`, behind the recipe; axes: those of `make_grid`."""
+    if fields and "=" not in fields[0]:
+        if recipe is not None:
+            raise ConfigError(
+                f"--recipe: {recipe!r} is not allowed beside the recipe {fields[0]!r}; it takes one of the two"
+            )
+        recipe, *fields = fields
     if model is not None and (recipe is not None or preset is not None):
         raise ConfigError(f"--model: {model!r} is not allowed with a recipe or preset; it takes the place of both")
-    chosen = None if preset is None else find_preset(preset)
     own = None if model is None else open_model_file(model)
     if own is not None and text is not None:
         own, text = dataclasses.replace(own, data=text), None
-    out = folder or default_folder(preset, model if recipe is None else Path(recipe).stem)
     source = None if graft is None else open_graft_source(graft)
     if source is not None and own is not None:
         raise ConfigError(f"--graft: {str(graft)!r} is not allowed with --model, whose weights are its own")
+    chosen, out = find_preset(preset), folder or default_folder(preset, model if recipe is None else Path(recipe).stem)
     named = recipe if own is None else own_recipe(own, str(model))
-    grid = make_grid(recipe=named, preset=chosen, source=source, out=out, **axes)
-    return ComparisonRequest(grid, out, chosen, metric_of(metric, chosen), baseline, own, model, source, text)
+    grid = make_grid(recipe=named, preset=chosen, source=source, out=out, sets=[*sets, *fields], **axes)
+    return ComparisonRequest(grid, out, chosen, metric, baseline, own, model, source, text)
 
 
 def compare(
@@ -188,7 +195,7 @@ def compare(
 
     Ctrl-C stops and saves; what was done by then is in the result, whose `complete` is False.
     """
-    chosen = None if preset is None else find_preset(preset)
+    chosen = find_preset(preset)
     sets = [as_setting(name, value) for name, value in fields.items()]
     shape = {"steps": steps, "batch_size": batch_size, "sequence_length": sequence_length}
     for name, value in shape.items():
@@ -218,14 +225,14 @@ def compare(
         preset=chosen,
     )
     out = default_folder(preset, named) if folder is None else Path(folder)
-    question = ComparisonRequest(grid, out, chosen, metric_of(metric, chosen), baseline, own, file)
+    request = ComparisonRequest(grid, out, chosen, metric, baseline, own, file)
     with torch.random.fork_rng(enabled=own is not None):  # what the caller draws next is not changed
-        prepared, complete = question.run(engine, jobs, console_of(quiet))
-    if not prepared.done:
-        if not complete:
+        ran = request.run(engine, jobs, None if quiet else Console(stderr=True))
+    if not ran.done:
+        if not ran.complete:
             raise KeyboardInterrupt
-        raise ConfigError(f"{prepared.failed[0].folder}: {prepared.failed[0].message}")
-    result = question.read(prepared, complete, title)
+        raise ConfigError(f"{ran.failed[0].folder}: {ran.failed[0].message}")
+    result = request.read(ran, title)
     result.write()
     return result
 
@@ -243,20 +250,10 @@ def own_parts(model: Any, data: Any, validation: Any, loss: Any) -> tuple[Given 
         if loss is not None:
             raise ConfigError(f"loss: is not allowed for {model!r}; a recipe has its own")
         return None, None
-    known = open_model_file(model)
-    own = Given(
-        known.make_model,
-        known.data if data is None else data,
-        known.validation if validation is None else validation,
-        known.loss if loss is None else loss,
-    )
+    changed = {"data": data, "validation": validation, "loss": loss}
+    own = dataclasses.replace(open_model_file(model), **{n: v for n, v in changed.items() if v is not None})
     in_file = loss is None and all(value is None or isinstance(value, (str, Path)) for value in (data, validation))
     return own, model if in_file else None
-
-
-def metric_of(metric: str | None, preset: GridPreset | None) -> str | None:
-    """What is compared by: the one asked for, or the preset's."""
-    return metric if metric is not None or preset is None else preset.metric
 
 
 def default_folder(preset: str | None, name: str | None) -> Path:

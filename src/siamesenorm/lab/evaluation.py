@@ -22,6 +22,7 @@ from siamesenorm.errors import InteropError
 from siamesenorm.interop import folder_harness as harness
 from siamesenorm.interop.folder_harness import HarnessModel, TaskScore
 from siamesenorm.interop.perplexity import TextScore, check_stride, score_text
+from siamesenorm.opening import is_run
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.classification import ClassificationTask
 from siamesenorm.tasks.confusion import Confusion
@@ -156,7 +157,7 @@ def _scored_tasks(
 
 def load_language(checkpoint: Path, device: torch.device, dtype: str, trust_remote_code: bool = False) -> HarnessModel:
     """The model of a run or folder as the harness takes it; a run need not be exported first."""
-    if not (checkpoint / "config.yaml").is_file():
+    if not is_run(checkpoint):
         return harness.load_checkpoint(checkpoint, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     from siamesenorm.interop.huggingface import from_language_model
     from siamesenorm.interop.huggingface.tokenizer import for_transformers

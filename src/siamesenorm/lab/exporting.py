@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ from siamesenorm.interop.gguf.exporter import is_gguf_export
 from siamesenorm.interop.pretrained.architectures import ARCHITECTURES
 from siamesenorm.interop.staging import check_target
 from siamesenorm.lab.sampling import open_generator
-from siamesenorm.language_folder import is_model
-from siamesenorm.opening import open_source
+from siamesenorm.opening import is_model, open_source
 from siamesenorm.tasks.corpora import saved_template
 from siamesenorm.train.trained import is_export, open_stored, run_tokenizer, save_stored
 
@@ -62,31 +59,29 @@ def export_language(
     source: Path, target: Path, to: str, dtype: Any, tokenizer: bool, remote_code: bool, overwrite: bool, size: int
 ) -> None:
     """A language model as a folder of ours, of a stock architecture, or as a GGUF file."""
-    rooms = {"hf": ("huggingface", "export", "hf"), "gguf": ("gguf.exporter", "export_gguf", "gguf")}
-    room, name, extra = rooms.get(to, ("pretrained.stock", "export_stock", "hf"))
-    exporter = exporter_of(to, room, "transformers", extra=extra, name=name)
-    if to == "hf" and not is_model(source):
-        export_stored(exporter, source, target, tokenizer, dtype=dtype, max_shard_size=size, overwrite=overwrite,
-                      remote_code=remote_code, chat_template=saved_template(source))  # fmt: skip
+    with ConfigError.importing(f"--to: {to!r}", "transformers", "gguf" if to == "gguf" else "hf"):
+        if to == "gguf":
+            import gguf  # noqa: F401
+        from siamesenorm.interop.gguf.exporter import export_gguf
+        from siamesenorm.interop.huggingface import export
+        from siamesenorm.interop.pretrained.stock import export_stock
+    options: dict[str, Any] = {"dtype": dtype}
+    template = saved_template(source)
+    folder_options: dict[str, Any] = {"chat_template": template, "max_shard_size": size, "overwrite": overwrite}
+    if to == "hf" and not is_model(source):  # weights are read and written one after the other
+        stored: Any = open_stored(source, "language")
+        reading = run_tokenizer(stored.folder, stored.config) if tokenizer else None
+        options |= {"tokenizer": reading, "weights": stored.weights, "remote_code": remote_code}
+        export(stored.model, target, **options, **folder_options)
         return
     found = open_source(source, "run")
-    options = {"tokenizer": found.tokenizer if tokenizer else None, "dtype": dtype}
+    options["tokenizer"] = found.tokenizer if tokenizer else None
     if to == "gguf":
-        exporter(found.model, target, **options)
-        return
-    options |= {"chat_template": saved_template(source), "max_shard_size": size}
-    if to == "hf":
-        generation = found.generation
-        exporter(found.model, target, remote_code=remote_code, overwrite=overwrite, generation=generation, **options)
+        export_gguf(found.model, target, **options)
+    elif to == "hf":
+        export(found.model, target, remote_code=remote_code, generation=found.generation, **options, **folder_options)
     else:
-        exporter(found.model, target, to, overwrite=overwrite, generation=found.generation, **options)
-
-
-def export_stored(exporter: Callable[..., Any], source: Path, target: Path, tokenizer: bool, **options: Any) -> None:
-    """A run as a folder of ours; its weights are read and written one after the other."""
-    found = open_stored(source, "language")
-    reading = run_tokenizer(found.folder, found.config) if tokenizer else None
-    exporter(found.model, target, tokenizer=reading, weights=found.weights, **options)
+        export_stock(found.model, target, to, generation=found.generation, **options, **folder_options)
 
 
 def check_export(run: Path, target: Path, to: str, overwrite: bool) -> None:
@@ -109,23 +104,10 @@ def check_export(run: Path, target: Path, to: str, overwrite: bool) -> None:
 
 def export_pipeline(run: Path, target: Path, vae: Path | None, overwrite: bool = False) -> None:
     """A run of diffusion as a pipeline of diffusers; models of pixels are held within ±1 on the way."""
-    exporter = exporter_of("diffusers", "diffusers", "diffusers", extra="diffusion")
-    made = open_generator(run)
-    if vae is not None and not made.latent:
+    with ConfigError.importing("--to: 'diffusers'", "diffusers", "diffusion"):
+        from siamesenorm.interop.diffusers import export
+    found = open_generator(run)
+    if vae is not None and not found.latent:
         raise ConfigError(f"--vae: {str(vae)!r} is not allowed; this model makes pixels")
-    names = made.class_names or None
-    options = {"class_names": names, "vae": vae, "clip": not made.latent, "overwrite": overwrite}
-    exporter(made.model, made.process, target, **options)
-
-
-def exporter_of(to: str, room: str, package: str, extra: str = "hf", name: str = "export") -> Callable[..., Any]:
-    """The exporter of a room of interop, or one sentence about what is missing."""
-    try:
-        if extra != "diffusion":
-            importlib.import_module("transformers")
-        if extra == "gguf":
-            importlib.import_module("gguf")
-        exporter: Callable[..., Any] = getattr(importlib.import_module(f"siamesenorm.interop.{room}"), name)
-    except ImportError as error:
-        raise ConfigError.missing_package(f"--to: {to!r}", error.name or package, extra) from None
-    return exporter
+    names, clip = found.class_names or None, not found.latent
+    export(found.model, found.process, target, class_names=names, vae=vae, clip=clip, overwrite=overwrite)

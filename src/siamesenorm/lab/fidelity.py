@@ -22,7 +22,7 @@ KEYS = {
 }
 """Names of the figures by the network that looks; nothing where it does not give one."""
 Stage = Callable[[str, int | None], AbstractContextManager[Callable[[int], None]]]
-"""Shows a stage of the work, of so many images, and is told how many more are done."""
+"""Shows a stage of the work, of so many images, and gives a function to call with how many more are done."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FidelityReport:
         return {**plain, **figures, "notes": notes}
 
 
-class FidelityQuestion:
+class FidelityRequest:
     """Two sides of a comparison, checked before anything is computed."""
 
     def __init__(
@@ -70,7 +70,7 @@ class FidelityQuestion:
             raise DataError(f"--cache: {str(self.cache)!r} is a file; it takes a folder")
         self.reference, self.weights, self.classifier, self.save_stats = reference, weights, classifier, save_stats
 
-    def answer(self, place: Inference, stage: Stage, *, batch_size: int = BATCH) -> FidelityReport | None:
+    def measure(self, place: Inference, stage: Stage, *, batch_size: int = BATCH) -> FidelityReport | None:
         """Every figure; None in all processes but the main one."""
         with stage("classifier" if self.weights is None else "weights", None):
             network = open_network(self.weights, self.classifier, self.reference, self.cache, place.device, place.dtype)

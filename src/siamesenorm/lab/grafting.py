@@ -16,13 +16,13 @@ from siamesenorm.data.sources import embedded_documents
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.errors import ConfigError
 from siamesenorm.interop.staging import check_target
-from siamesenorm.language_folder import is_model, model_of
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm.grafting import certify
 from siamesenorm.models.lm.transplant import Transplant, transplant
+from siamesenorm.opening import is_model, open_source
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.live_graft import LiveRun, open_live
-from siamesenorm.train.trained import open_language_model, run_tokenizer
+from siamesenorm.train.trained import run_tokenizer
 
 CERTIFICATE = "graft.json"
 ROW = 256
@@ -70,18 +70,14 @@ class ModelToGraft:
 
 def open_model_to_graft(folder: Path, at: int | None = None) -> ModelToGraft:
     """The model of a folder or GGUF file, and whether it is that of a run which goes on."""
-    if is_model(folder):
-        from siamesenorm.interop.pretrained.convert import their_generation, their_tokenizer
-
-        if at is not None:
-            raise ConfigError(f"--at: {at} is not allowed; {str(folder)!r} is a model and no run")
-        return ModelToGraft(folder, model_of(folder, "source"), their_tokenizer(folder), their_generation(folder))
+    if is_model(folder) and at is not None:
+        raise ConfigError(f"--at: {at} is not allowed; {str(folder)!r} is a model and no run")
     run = RunFolder(folder)
-    if run.exists and (at is not None or run.status().get("state") != "finished"):
+    if run.exists and not is_model(folder) and (at is not None or run.status().get("state") != "finished"):
         live = open_live(folder, at)
         return ModelToGraft(folder, live.model, run_tokenizer(folder, live.config), live=live)
-    trained = open_language_model(folder)
-    return ModelToGraft(folder, trained.model, trained.tokenizer)
+    found = open_source(folder, "source", as_it_lies=False)
+    return ModelToGraft(folder, found.model, found.tokenizer, found.generation)
 
 
 @dataclass(frozen=True)

@@ -68,49 +68,38 @@ def record(
     """
     if tokens is not None and samples is not None:
         raise ConfigError(f"samples: {samples} is not allowed beside tokens = {tokens}; it takes one of the two")
-    of_tokens = tokens is not None
+    task = OwnTask if tokens is None else OwnLanguageTask
     values = {
-        "task": (OwnLanguageTask if of_tokens else OwnTask).name,
+        "task": task.name,
         "model": {"topology": topology, "source": "recorded", "settings": settings},
         "data": {"train": data},
         "optimizer": {"lr": lr},
         "train": {"steps": 1 if steps is None else steps, "batch_size": batch_size, "seed": seed, "compile": False},
     }
-    held_out = {} if tokens is None and samples is None else {"tokens" if of_tokens else "samples": tokens or samples}
-    return Recording(
-        Path(folder),
-        values,
-        known_steps=steps is not None,
-        resume_from=resume_from,
-        restart=restart,
-        held_out={name: int(size or 0) for name, size in held_out.items()},
-        chance_loss=chance_loss,
-        higher_is_better=dict(higher_is_better or {}),
-    )
+    held_out = {"tokens": tokens, "samples": samples}
+    directions = {name: metric.higher for name, metric in task.metrics.items() if metric.higher is not None}
+    status = {
+        "held_out": {name: int(size) for name, size in held_out.items() if size is not None},
+        "chance_loss": chance_loss,
+        "higher_is_better": {**directions, **(higher_is_better or {})},
+    }
+    return Recording(Path(folder), values, status, steps is not None, resume_from, restart)
 
 
 class Recording:
-    """One run of another loop; see `record`."""
+    """One run of another loop; see `record`. status: what its status.json says beside how far it is."""
 
     def __init__(
         self,
         folder: Path,
         values: dict[str, Any],
-        *,
-        known_steps: bool = True,
-        resume_from: int = 0,
-        restart: bool = False,
-        held_out: dict[str, int] | None = None,
-        chance_loss: float | None = None,
-        higher_is_better: dict[str, bool] | None = None,
+        status: dict[str, Any],
+        known_steps: bool,
+        resume_from: int,
+        restart: bool,
     ) -> None:
-        self.run, self.values, self.known_steps = RunFolder(folder), values, known_steps
+        self.run, self.values, self.status, self.known_steps = RunFolder(folder), values, status, known_steps
         self.config = parse_config(values)
-        self.facts_of_it = {
-            "held_out": held_out or {},
-            "chance_loss": chance_loss,
-            "higher_is_better": {**_known(self.config.task), **(higher_is_better or {})},
-        }
         self.number, self.loss, self.evaluation = resume_from, math.nan, dict[str, float]()
         self.seconds, self.reason, self.message = 0.0, "", ""
         self.state: State = "running"
@@ -196,7 +185,7 @@ class Recording:
             message = f"diverged at step {self.number}: {self.reason}"
         self.message = message or f"{ended} at step {self.number}"
         self._status(ended, message=self.message)
-        self.facts.end(chance_loss=self.facts_of_it["chance_loss"])
+        self.facts.end(chance_loss=self.status["chance_loss"])
         self.metrics.close()
         self.metrics = None
 
@@ -221,13 +210,7 @@ class Recording:
     def _status(self, state: State, **more: Any) -> None:
         self.state = state
         facts = {"step": self.number, "steps": self.config.steps, "loss": self.loss, "evaluation": self.evaluation}
-        self.run.write_status(state, **facts, **self.facts_of_it, seconds=round(self.seconds, 3), **more)
-
-
-def _known(task: str) -> dict[str, bool]:
-    """Which way the numbers point that need no word about it."""
-    kinds = {kind.name: kind for kind in (OwnTask, OwnLanguageTask)}
-    return {name: metric.higher for name, metric in kinds[task].metrics.items() if metric.higher is not None}
+        self.run.write_status(state, **facts, **self.status, seconds=round(self.seconds, 3), **more)
 
 
 def as_number(name: str, value: Any) -> float:

@@ -130,8 +130,7 @@ class SampleArchive(SampleFiles):
 
     def missing(self) -> list[int]:
         """Files are whole or absent."""
-        there = set(names_in(self.folder))
-        return [batch for batch in self.batches if self.part(batch).name not in there]
+        return [batch for batch in self.batches if not self.part(batch).is_file()]
 
     def write(self, batch: int, images: Images) -> None:
         """One file."""
@@ -185,12 +184,7 @@ class SampleFolder(SampleFiles):
 
     def missing(self) -> list[int]:
         """Batches of which a picture is not there."""
-        there = {f"{name}/{file}" for name in self.classes for file in names_in(self.target / name)}
-        absent = (
-            number
-            for number in range(len(self.labels))
-            if self.picture(number).relative_to(self.target).as_posix() not in there
-        )
+        absent = (number for number in range(len(self.labels)) if not self.picture(number).is_file())
         return sorted({number // self.size for number in absent})
 
     def write(self, batch: int, images: Images) -> None:

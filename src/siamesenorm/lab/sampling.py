@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from siamesenorm.data.latents import is_latents
@@ -142,8 +140,3 @@ def open_generator(folder: Path | str) -> Generator:
     names = DiffusionTask.class_names(config, trained.folder)
     latent = is_latents(config.data.train) or config.model.channels not in (1, 3)
     return Generator(trained.model, process_of(config), names, latent, trained.step)
-
-
-def arranged(images: Images, labels: NDArray[np.int64], order: list[int]) -> list[Images]:
-    """Images by class, in the order of the classes."""
-    return [images[labels == number] for number in dict.fromkeys(order)]

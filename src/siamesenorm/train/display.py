@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from siamesenorm.terminal import with_unit
+
 PLAIN_SECONDS = 5.0
 """Between lines on an output that is no terminal."""
 
@@ -76,7 +78,7 @@ class ConsoleDisplay(Display):
             (f"loss {record['loss']:.4f}", "cyan"),
             (f"lr {record['lr']:.2e}", ""),
             (f"gradient {record['grad_norm']:.2f}", ""),
-            (f"{short(rate)} {unit}/s", ""),
+            (f"{with_unit(rate)} {unit}/s", ""),
         ]
         if record.get("mfu") is not None:
             parts.append((f"MFU {100 * record['mfu']:.0f} %", ""))
@@ -112,14 +114,6 @@ class ConsoleDisplay(Display):
 def output_may_be_gone() -> contextlib.AbstractContextManager[None]:
     """Around what is shown: a run outlives the terminal or pipe that it is shown on, where rich would exit."""
     return contextlib.suppress(OSError, SystemExit)
-
-
-def short(number: float) -> str:
-    """Three digits and a unit: 31.2k."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"
 
 
 def clock(seconds: float) -> str:

@@ -18,9 +18,9 @@ from siamesenorm.data.reading import parse_json
 from siamesenorm.data.tensors import read_header, read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.errors import ConfigError
-from siamesenorm.language_folder import is_model, model_config_of, open_model_folder
 from siamesenorm.layers.lora import is_factor
 from siamesenorm.models.stack import current_name
+from siamesenorm.opening import is_model, model_config_of, open_language
 from siamesenorm.tasks import Task
 from siamesenorm.train.checkpoint.state import model_tensors
 from siamesenorm.train.config import RunConfig
@@ -98,7 +98,7 @@ def _read(source: Path, task: str) -> Found:
     if is_model(source):
         if task != "language":
             raise ConfigError(f"{FIELD}: {str(source)!r} is a language model; the run is one of {task}")
-        model, tokenizer = open_model_folder(source, FIELD)
+        model, tokenizer = open_language(source, FIELD)
         return _dumped(model.config), model.state_dict(), tokenizer
     if not source.is_file():
         raise _missing(source)

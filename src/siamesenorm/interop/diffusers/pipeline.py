@@ -70,7 +70,7 @@ class ResidualDiTPipeline(DiffusionPipeline):
         """
         config = self.transformer.config
         if output_type not in OUTPUTS:
-            raise ValueError(f"output_type: {output_type!r} is not allowed; it takes one of {', '.join(OUTPUTS)}")
+            raise InteropError.not_allowed("output_type", output_type, OUTPUTS)
         if guidance_scale != 1 and not config.class_dropout:
             raise ValueError(f"guidance_scale: {guidance_scale} is not allowed; a model that saw every label takes 1")
         labels = torch.tensor(self.label_numbers(class_labels), device=self._execution_device)
@@ -111,7 +111,7 @@ class ResidualDiTPipeline(DiffusionPipeline):
                 label = names.index(label)
             if not 0 <= int(label) < self.transformer.config.classes:
                 most = self.transformer.config.classes - 1
-                raise ValueError(f"class_labels: {label} is not allowed; it takes 0 to {most}")
+                raise InteropError.not_allowed("class_labels", label, f"0 to {most}")
             numbers.append(int(label))
         return numbers
 

@@ -20,7 +20,7 @@ from siamesenorm.interop.gguf.translation import (
     angle_factors,
     file_metadata,
     file_name,
-    turned,
+    permuted_rows,
 )
 from siamesenorm.interop.pretrained.stock import stock_model
 from siamesenorm.interop.pretrained.stock_config import attempt
@@ -69,7 +69,7 @@ def export_gguf(
         heads = theirs.num_attention_heads, theirs.num_key_value_heads
         for folder_tensor, tensor in tensors.items():
             place = file_name(folder_tensor, name)
-            add_tensor(writer, place, turned(tensor, place, name, *heads))
+            add_tensor(writer, place, permuted_rows(tensor, place, name, *heads))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -55,11 +55,6 @@ LAYOUTS = {
 """By the number that files have for them."""
 
 
-def layout_of(number: int) -> BlockLayout:
-    """The layout of a number."""
-    return LAYOUTS[number]
-
-
 def dequantise(content: Array, number: int, shape: tuple[int, ...]) -> Tensor:
     """The tensor of these bytes."""
     layout = LAYOUTS[number]
@@ -68,13 +63,9 @@ def dequantise(content: Array, number: int, shape: tuple[int, ...]) -> Tensor:
     blocks = np.asarray(content).reshape(-1, layout.size)
     if layout.name in BLOCKS:
         return torch.from_numpy(BLOCKS[layout.name](blocks).reshape(shape))
-    try:
+    with InteropError.importing(f"source: to read {layout.name}, it", "gguf", "gguf"):
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
-    except ImportError:
-        raise InteropError(
-            f"source: weights in {layout.name} need the package 'gguf'; install it with pip install 'siamesenorm[gguf]'"
-        ) from None
     return torch.from_numpy(dequantize(blocks, GGMLQuantizationType(number)).reshape(shape).astype(np.float32))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from siamesenorm.data.reading import named_path, reason_of
 from siamesenorm.errors import InteropError
-from siamesenorm.interop.gguf.quantised import LAYOUTS, dequantise, layout_of
+from siamesenorm.interop.gguf.quantised import LAYOUTS, dequantise
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -41,11 +41,6 @@ class TensorEntry:
     shape: tuple[int, ...]
     layout: int
     start: int
-
-    @property
-    def numbers(self) -> int:
-        """How many it has."""
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -71,15 +66,15 @@ class GgufFile:
     def tensor(self, name: str) -> Tensor:
         """A tensor in the precision that it lies in; a quantised one in float32."""
         entry = self.entries[name]
-        size = layout_of(entry.layout).size_of(entry.shape)
+        size = LAYOUTS[entry.layout].size_of(entry.shape)
         content = np.memmap(self.path, np.uint8, "r", entry.start, (size,)) if size else np.empty(0, np.uint8)
         return dequantise(content, entry.layout, entry.shape)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of its widest tensor: float16 or bfloat16 where it lies so, else float32."""
-        widest = max(self.entries.values(), key=lambda entry: entry.numbers)
-        return layout_of(widest.layout).dtype
+        widest = max(self.entries.values(), key=lambda entry: math.prod(entry.shape))
+        return LAYOUTS[widest.layout].dtype
 
 
 def _header(content: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
@@ -116,7 +111,7 @@ def _header(content: mmap.mmap) -> tuple[dict[str, Any], dict[str, TensorEntry]]
             raise Damaged(f"tensor {name[:80]!r} has layout {layout}, which is not known")
         entries[name] = TensorEntry(shape, layout, start + offset)
         try:
-            end = start + offset + layout_of(layout).size_of(shape)
+            end = start + offset + LAYOUTS[layout].size_of(shape)
         except ValueError as error:
             raise Damaged(f"tensor {name[:80]!r}: {error}") from None
         if end > len(content):

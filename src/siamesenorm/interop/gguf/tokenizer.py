@@ -55,6 +55,7 @@ CUTS = {
 def read_tokenizer(metadata: dict[str, Any]) -> Any:
     """The tokenizer of a file's metadata as one of transformers; None where the file has none."""
     from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
     kind, cut = metadata.get(f"{PREFIX}model", "none"), metadata.get(f"{PREFIX}pre")
@@ -76,7 +77,7 @@ def read_tokenizer(metadata: dict[str, Any]) -> Any:
         "added_tokens": [_added(i, tokens[i], kind) for i, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED)],
         "normalizer": CUTS[cut].normalizer,
         "pre_tokenizer": CUTS[cut].pre_tokenizer,
-        "post_processor": None if starts is None else _beginning_with(starts, tokens.index(starts)),
+        "post_processor": None,
         "decoder": byte_level(True),
         "model": {
             "type": "BPE",
@@ -89,6 +90,11 @@ def read_tokenizer(metadata: dict[str, Any]) -> Any:
         tokenizer = Tokenizer.from_str(json.dumps(made))
     except Exception as error:  # the library has no narrower word for it
         raise InteropError(f"source: its tokenizer is damaged: {str(error)[:200]}") from None
+    if starts is not None:
+        special = [(starts, tokens.index(starts))]
+        tokenizer.post_processor = TemplateProcessing(
+            single=[starts, "$A"], pair=[starts, "$A", "$B:1"], special_tokens=special
+        )
     with silenced():
         return PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
@@ -113,18 +119,6 @@ def _token(metadata: dict[str, Any], tokens: list[str], name: str) -> str | None
 def _added(number: int, content: str, kind: int) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": number, "content": content, "special": kind == CONTROL, **flags}
-
-
-def _beginning_with(token: str, number: int) -> dict[str, Any]:
-    first, text = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    second = {"Sequence": {"id": "B", "type_id": 1}}
-    special = {token: {"id": token, "ids": [number], "tokens": [token]}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [first, text],
-        "pair": [first, text, second],
-        "special_tokens": special,
-    }
 
 
 def tokenizer_metadata(tokenizer: Any, vocab_size: int) -> Iterator[tuple[str, Any]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -102,8 +102,8 @@ def llama3_angles(file: GgufFile, fields: dict[str, Any], rope: dict[str, Any]) 
 
 
 def angle_factors(rope: dict[str, Any], pairs: int) -> Tensor:
-    """How much slower than usual each pair turns under Llama 3's scaling."""
-    usual = 1.0 / rope["rope_theta"] ** (torch.arange(pairs, dtype=torch.float32) / pairs)
+    """The factor by which each pair rotates slower under Llama 3's scaling."""
+    plain = 1.0 / rope["rope_theta"] ** (torch.arange(pairs, dtype=torch.float32) / pairs)
     scaling = Scaling(
         "llama3",
         rope["factor"],
@@ -111,7 +111,7 @@ def angle_factors(rope: dict[str, Any], pairs: int) -> Tensor:
         rope["low_freq_factor"],
         rope["high_freq_factor"],
     )
-    return usual / scaling.frequencies(usual, rope["rope_theta"])
+    return plain / scaling.frequencies(plain, rope["rope_theta"])
 
 
 def file_metadata(theirs: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -140,30 +140,33 @@ def file_metadata(theirs: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def file_name(tensor: str, name: str) -> str:
     """GGUF's name of a tensor of a folder."""
-    module, _, leaf = tensor.rpartition(".")
-    if module in OUTER:
-        return f"{OUTER[module]}.{leaf}"
-    block, _, inner = module.removeprefix("model.layers.").partition(".")
-    known = {**INNER, **(REORDERED_NORMS if name == "olmo2" else NORMS)}
-    if inner not in known or not block.isdigit():
-        raise InteropError(f"--to: {tensor} has no name in gguf")
-    return f"blk.{block}.{known[inner]}.{leaf}"
+    return _renamed(tensor, OUTER, inner_names(name), "model.layers", "blk") or _no_name(f"--to: {tensor}")
 
 
 def folder_name(tensor: str, name: str) -> str:
     """The name in a folder of a file's tensor."""
+    outer, inner = ({theirs: ours for ours, theirs in names.items()} for names in (OUTER, inner_names(name)))
+    return _renamed(tensor, outer, inner, "blk", "model.layers") or _no_name(f"source: tensor {tensor}")
+
+
+def inner_names(name: str) -> dict[str, str]:
+    """Modules of a block by their names in folders and in files of an architecture."""
+    return {**INNER, **(REORDERED_NORMS if name == "olmo2" else NORMS)}
+
+
+def _renamed(tensor: str, outer: Mapping[str, str], inner: Mapping[str, str], before: str, after: str) -> str | None:
     module, _, leaf = tensor.rpartition(".")
-    outer = {theirs: ours for ours, theirs in OUTER.items()}
     if module in outer:
         return f"{outer[module]}.{leaf}"
-    block, _, inner = module.removeprefix("blk.").partition(".")
-    known = {theirs: ours for ours, theirs in {**INNER, **(REORDERED_NORMS if name == "olmo2" else NORMS)}.items()}
-    if inner not in known or not block.isdigit():
-        raise InteropError(f"source: tensor {tensor} cannot be carried")
-    return f"model.layers.{block}.{known[inner]}.{leaf}"
+    block, _, part = module.removeprefix(f"{before}.").partition(".")
+    return f"{after}.{block}.{inner[part]}.{leaf}" if part in inner and block.isdigit() else None
 
 
-def turned(tensor: Tensor, file_tensor: str, name: str, heads: int, kv_heads: int, back: bool = False) -> Tensor:
+def _no_name(what: str) -> NoReturn:
+    raise InteropError(f"{what} cannot be carried by gguf, which has no such name")
+
+
+def permuted_rows(tensor: Tensor, file_tensor: str, name: str, heads: int, kv_heads: int, back: bool = False) -> Tensor:
     """Rows of queries and keys as llama.cpp has them: the two features of a pair side by side; `back`: as folders."""
     part = file_tensor.split(".")[-2]
     if name != "llama" or part not in ("attn_q", "attn_k"):
@@ -180,4 +183,4 @@ def folder_tensors(file: GgufFile, theirs: Any) -> Iterator[tuple[str, Tensor]]:
     heads = theirs.num_attention_heads, theirs.num_key_value_heads
     for tensor in file.entries:
         if tensor != SCALED_ANGLES:
-            yield folder_name(tensor, name), turned(file.tensor(tensor), tensor, name, *heads, back=True)
+            yield folder_name(tensor, name), permuted_rows(file.tensor(tensor), tensor, name, *heads, back=True)

@@ -58,7 +58,7 @@ class Architecture:
     normalize_top_k: bool | None = None
     """Of experts; None: as norm_topk_prob says."""
     experts: str = "mlp"
-    """What the room of experts is called."""
+    """The name of the module that holds experts."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {

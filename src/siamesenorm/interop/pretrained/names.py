@@ -194,20 +194,20 @@ def by_part(fused: Tensor, c: LMConfig) -> Tensor:
     if fused.shape[0] != 3 * c.heads * c.dim_per_head:
         return fused  # its shape is refused
     q, k, v = fused.unflatten(0, (c.heads, 3, c.dim_per_head)).unbind(1)
-    order = turning_order(c)
+    order = rotary_order(c)
     return torch.cat([q[:, order], k[:, order], v]).flatten(0, 1)
 
 
 def by_head(ours: Tensor, c: LMConfig) -> Tensor:
     """What `by_part` began with."""
     q, k, v = ours.unflatten(0, (3, c.heads, c.dim_per_head))
-    order = turning_order(c).argsort()
+    order = rotary_order(c).argsort()
     return torch.stack([q[:, order], k[:, order], v], dim=1).flatten(0, 2)
 
 
-def turning_order(c: LMConfig) -> Tensor:
-    """Features of a head as ours turn: those that do not turn are shared out behind those of each half that do."""
-    turned = c.dim_per_head if c.rotary_dim is None else c.rotary_dim
-    first, second = torch.arange(turned).chunk(2)
-    rest = torch.arange(turned, c.dim_per_head).chunk(2) if turned < c.dim_per_head else (first[:0], first[:0])
+def rotary_order(c: LMConfig) -> Tensor:
+    """Features of a head in the order of our rotary halves; those without rotation come behind each half."""
+    rotated = c.dim_per_head if c.rotary_dim is None else c.rotary_dim
+    first, second = torch.arange(rotated).chunk(2)
+    rest = torch.arange(rotated, c.dim_per_head).chunk(2) if rotated < c.dim_per_head else (first[:0], first[:0])
     return torch.cat([first, rest[0], second, rest[1]])

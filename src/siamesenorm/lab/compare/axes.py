@@ -12,7 +12,7 @@ from typing import Any
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grafts import GraftPlan, GraftSource, check_field, graft_names
-from siamesenorm.lab.compare.grid import OPTIMIZER, OWN_OPTIONS, PARAMETERS, Grid, Setting, short_name
+from siamesenorm.lab.compare.grid import OPTIMIZER, OWN_OPTIONS, PARAMETERS, AxisValue, Grid, short_name
 from siamesenorm.lab.compare.presets import GridPreset
 from siamesenorm.train.fields import fields_of
 from siamesenorm.train.overrides import find_field
@@ -99,9 +99,9 @@ def _default_lrs(
     return parse_numbers([LRS], "", float) if recipe == RECIPE else (resolve(recipe, overrides).optimizer.lr,)
 
 
-def _by_field(recipe: str | Mapping[str, Any], texts: Sequence[str]) -> dict[str, tuple[Setting, ...]]:
+def _by_field(recipe: str | Mapping[str, Any], texts: Sequence[str]) -> dict[str, tuple[AxisValue, ...]]:
     """Values of every field that is set."""
-    found: dict[str, tuple[Setting, ...]] = {}
+    found: dict[str, tuple[AxisValue, ...]] = {}
     for text in texts:
         axis = parse_setting(recipe, text)
         field = axis[0].overrides[0].partition("=")[0]
@@ -139,7 +139,7 @@ def parse_numbers(texts: Iterable[str], option: str, kind: type[int] | type[floa
     return tuple(found)
 
 
-def parse_setting(recipe: str | Mapping[str, Any], text: str) -> tuple[Setting, ...]:
+def parse_setting(recipe: str | Mapping[str, Any], text: str) -> tuple[AxisValue, ...]:
     """``warmup=0,30`` as the values of an axis; a single value is the same for all cells."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
@@ -149,7 +149,7 @@ def parse_setting(recipe: str | Mapping[str, Any], text: str) -> tuple[Setting, 
     if path in OWN_OPTIONS:
         raise ConfigError(f"--set: {path} has an option of its own; use {OWN_OPTIONS[path]}")
     parts = split_values(values)
-    return tuple(Setting(f"{short_name(path)}={part}", (f"{path}={part}",)) for part in parts)
+    return tuple(AxisValue(f"{short_name(path)}={part}", (f"{path}={part}",)) for part in parts)
 
 
 def split_values(text: str) -> list[str]:
@@ -164,7 +164,9 @@ def split_values(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def depth_axis(recipe: str | Mapping[str, Any], overrides: Sequence[str], depths: Sequence[int]) -> tuple[Setting, ...]:
+def depth_axis(
+    recipe: str | Mapping[str, Any], overrides: Sequence[str], depths: Sequence[int]
+) -> tuple[AxisValue, ...]:
     """Numbers of blocks with the width that keeps the number of parameters nearest to the recipe's."""
     model = resolve(recipe, overrides).model
     names = ("vocab_size", "dim", "blocks", "heads", "ffn_dim")
@@ -185,5 +187,5 @@ def depth_axis(recipe: str | Mapping[str, Any], overrides: Sequence[str], depths
         width = min(widths, key=lambda width: abs(parameters(depth, width) - wanted))
         shape = {"blocks": depth, "dim": width, "ffn_dim": round(width * ratio)}
         overrides = tuple(f"model.{name}={value}" for name, value in shape.items())
-        axis.append(Setting(f"blocks={depth}", overrides))
+        axis.append(AxisValue(f"blocks={depth}", overrides))
     return tuple(axis)

@@ -26,17 +26,16 @@ from siamesenorm.data.atomic import whole_file, write_json
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.tokenizer import FILE, Tokenizer
 from siamesenorm.errors import ConfigError, DataError
-from siamesenorm.language_folder import open_model_folder
 from siamesenorm.models.fingerprint import weights_hash
 from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.models.lm.grafting import certify, graft, graft_config
+from siamesenorm.opening import open_language
 from siamesenorm.residual import TopologyError
 from siamesenorm.residual.grafts import graft_text
 from siamesenorm.tasks.language import LanguageTask
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.init_from import FIELD, FREE, check_tokenizer, source_model
 from siamesenorm.train.parameters import choose_parameters
-from siamesenorm.train.trained import open_language_model
 
 FOLDER, RECORD, WEIGHTS, CERTIFICATE = "grafts", "grafts.json", "weights.safetensors", "graft.json"
 BOUND = 1e-6
@@ -61,11 +60,7 @@ class GraftSource:
     @cached_property
     def opened(self) -> tuple[LanguageModel, Tokenizer | None]:
         """Its model in float32, to be evaluated, and its tokenizer."""
-        if (self.path / "config.yaml").is_file():
-            trained = open_language_model(self.path)
-            return trained.model.eval(), trained.tokenizer
-        model, tokenizer = open_model_folder(self.path, "--graft")
-        return model.eval(), tokenizer
+        return open_language(self.path, "--graft")
 
     @property
     def model(self) -> LanguageModel:

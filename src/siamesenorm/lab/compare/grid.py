@@ -41,7 +41,7 @@ QUIET = ("logging.tensorboard=false",)
 
 
 @dataclass(frozen=True)
-class Setting:
+class AxisValue:
     """One value of an axis: overrides that belong together, under one label."""
 
     label: str
@@ -95,7 +95,7 @@ class Grid:
     seeds: tuple[int, ...] = (0,)
     overrides: tuple[str, ...] = ()
     """The same for all cells."""
-    axes: tuple[tuple[Setting, ...], ...] = ()
+    axes: tuple[tuple[AxisValue, ...], ...] = ()
     """What else differs between cells."""
     preset: str | None = None
     starts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Grid:
                 raise ConfigError(f"grid: the cell {where} is there twice; give every value once")
         return cells
 
-    def _cell(self, seed: int, settings: tuple[Setting, ...], lr: float, topology: str) -> Cell:
+    def _cell(self, seed: int, settings: tuple[AxisValue, ...], lr: float, topology: str) -> Cell:
         own = [override for setting in settings for override in setting.overrides]
         axes = [f"model.topology={topology}", f"optimizer.lr={lr!r}", f"train.seed={seed}"]
         axes += self.starts.get(topology, ())

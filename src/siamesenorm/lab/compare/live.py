@@ -138,11 +138,6 @@ def notebook() -> Callable[[str], None] | None:
     return lambda text: handle.update(shown.HTML(text))
 
 
-def console_of(quiet: bool) -> Console | None:
-    """Where a call of Python shows how it is getting on: beside what it prints itself."""
-    return None if quiet else Console(stderr=True)
-
-
 def open_table(plan: Sequence[CellProgress], console: Console | None) -> contextlib.AbstractContextManager[GridWatcher]:
     """Shows a plan in a notebook, on a console, or (None) nowhere."""
     if console is None:

@@ -1,8 +1,7 @@
-"""A comparison from the question to the report: what ``siamesenorm compare`` does, for Python too.
+"""What is checked and opened before the cells of a grid run: fields, data, grafts, the folder.
 
 prepared = prepare_grid(Grid("lm-tiny", ("pre", "siamese"), (4e-3, 1.6e-2), seeds=(0, 1, 2)), "runs/mine")
 local_engine(jobs=2).run(prepared.plan, prepared.provenance, GridWatcher())
-verdict(analyse(read_records(prepared.done)))
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokenizer import ByteTokenizer
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grafts import GraftPlan, GraftSource, check_awake
-from siamesenorm.lab.compare.grid import (
-    GRID,
-    Cell,
-    Grid,
-)
+from siamesenorm.lab.compare.grid import GRID, Cell, Grid
 from siamesenorm.lab.compare.own_model import check_own_models
 from siamesenorm.lab.compare.runner import DONE, CellProgress, plan
 from siamesenorm.tasks import Task, find_task
@@ -52,6 +47,8 @@ class Prepared:
     out: Path
     plan: list[CellProgress]
     provenance: dict[str, Any]
+    complete: bool = True
+    """False once a run of it was interrupted."""
 
     @property
     def done(self) -> list[Path]:

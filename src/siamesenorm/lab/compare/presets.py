@@ -44,7 +44,7 @@ class GridPreset:
     """As --set takes them."""
     depths: tuple[int, ...] = ()
     recipe: str | None = None
-    """What is trained, where it is not the usual."""
+    """What is trained, where it is not the default."""
     metric: str | None = None
     """What it is about, where that is not the loss."""
 
@@ -155,7 +155,7 @@ PRESETS = {
         ),
         GridPreset(
             "arithmetic",
-            "Arithmetic: accuracy with four choices (chance .25) of 1.3B after 100B tokens, usual and bold rate.",
+            "Arithmetic: accuracy with four choices (chance .25) of 1.3B after 100B tokens, at two rates.",
             ("pre", SIAMESE),
             (1e-2, 2e-2),
             (
@@ -186,8 +186,8 @@ PRESETS = {
 }
 
 
-def find_preset(name: str) -> GridPreset:
-    """The preset of a name."""
-    if name not in PRESETS:
+def find_preset(name: str | None) -> GridPreset | None:
+    """The preset of a name; None for none."""
+    if name is not None and name not in PRESETS:
         raise ConfigError.unknown("--preset", name, PRESETS)
-    return PRESETS[name]
+    return None if name is None else PRESETS[name]

@@ -43,7 +43,7 @@ class CellProgress:
     step: int = 0
     loss: float | None = None
     losses: list[float] = field(default_factory=list)
-    """As they were heard of, for a sparkline."""
+    """As they were reported, for a sparkline."""
     evaluation: dict[str, float] = field(default_factory=dict)
     message: str = ""
     kept: bool = False
@@ -228,6 +228,6 @@ class ThisProcess:
 
 
 class Stopping(Interruption):
-    """The first Ctrl-C, SIGTERM or SIGHUP asks to stop, and the cells are told; a second Ctrl-C ends at once."""
+    """The first Ctrl-C, SIGTERM or SIGHUP asks to stop and is passed on to the cells; a second Ctrl-C ends at once."""
 
     passed_on = False

@@ -15,7 +15,6 @@ import functools
 import hashlib
 import html
 import importlib
-import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -180,9 +179,7 @@ def script_json(value: Any) -> str:
 
 
 def as_figures(plain: Mapping[str, Figure]) -> dict[str, Any]:
-    """Figures of plotly, which show themselves in a notebook; the plain data where it is not installed."""
-    if importlib.util.find_spec("plotly") is None:
-        return dict(plain)
+    """Figures of plotly, which show themselves in a notebook."""
     shown = importlib.import_module("plotly.graph_objects").Figure
     return {name: shown(figure) for name, figure in plain.items()}
 

@@ -6,7 +6,7 @@ found = inspect(model, ids)
 
 from siamesenorm.errors import InspectionError
 from siamesenorm.lab.inspection.coordinates import Coordinates, check_coordinates
-from siamesenorm.lab.inspection.measure import inspect
+from siamesenorm.lab.inspection.looking import inspect
 from siamesenorm.lab.inspection.result import Inspection
 from siamesenorm.lab.inspection.spikes import find_spikes, spikes_of_run
 

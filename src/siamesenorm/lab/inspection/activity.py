@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from siamesenorm.lab.inspection.probe import Probe, Series, Sight, wide
+from siamesenorm.lab.inspection.probe import Probe, wide
 from siamesenorm.lab.inspection.result import ActivationPeak
 from siamesenorm.residual import Link, Place
 from siamesenorm.residual.drop import Keep
@@ -25,27 +25,19 @@ def rms(x: Tensor) -> float:
 class Magnitude(Probe):
     """rms of every stream at every depth."""
 
-    def __init__(self, sight: Sight) -> None:
-        super().__init__(sight)
-        self.found: Series[float] = Series()
-
     def at_depth(self, depth: int, streams: Streams) -> None:
         """One number a stream."""
-        for name, rows in self.sight.rows(streams).items():
-            self.found.put(name, depth, rms(rows))
+        for name, rows in self.view.rows(streams).items():
+            self.series.put(name, depth, rms(rows))
 
 
 class Peaks(Probe):
     """The largest activations of every stream at every depth."""
 
-    def __init__(self, sight: Sight) -> None:
-        super().__init__(sight)
-        self.found: Series[ActivationPeak] = Series()
-
     def at_depth(self, depth: int, streams: Streams) -> None:
         """Sizes and places."""
-        for name, rows in self.sight.rows(streams).items():
-            self.found.put(name, depth, self.peak(rows.float().abs()))
+        for name, rows in self.view.rows(streams).items():
+            self.series.put(name, depth, self.peak(rows.float().abs()))
 
     def peak(self, sizes: Tensor) -> ActivationPeak:
         """Of |activations| (tokens, dim)."""
@@ -53,7 +45,7 @@ class Peaks(Probe):
         massive = int((sizes > max(MASSIVE, MASSIVE_MEDIANS * median)).sum())
         dims = sizes.amax(0).topk(min(PLACES, sizes.shape[1])).indices
         tokens = sizes.amax(1).topk(min(PLACES, sizes.shape[0])).indices
-        places = tuple(tuple(place) for place in self.sight.places(tokens).tolist())
+        places = tuple(tuple(place) for place in self.view.places(tokens).tolist())
         return ActivationPeak(largest=largest, median=median, massive=massive, dims=tuple(dims.tolist()), tokens=places)
 
 
@@ -65,14 +57,10 @@ class Updates(Probe):
     is seen behind the norm.
     """
 
-    def __init__(self, sight: Sight) -> None:
-        super().__init__(sight)
-        self.found: Series[float] = Series()
-
     def at_write(self, place: Place, link: Link, before: Streams, output: Tensor, keep: Keep, streams: Streams) -> None:
         """One ratio a stream; none of a stream that the output alone makes."""
-        kept = self.sight.rows(type(link).write(link, before, torch.zeros_like(output)))
-        for name, rows in self.sight.rows(streams).items():
+        kept = self.view.rows(type(link).write(link, before, torch.zeros_like(output)))
+        for name, rows in self.view.rows(streams).items():
             size = rms(kept[name])
             ratio = rms(wide(rows) - wide(kept[name])) / size if size else float("nan")
-            self.found.put(name, place.index, ratio)
+            self.series.put(name, place.index, ratio)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from siamesenorm.lab.inspection.probe import Probe, Sight, wide
+from siamesenorm.lab.inspection.probe import Probe, StreamView, wide
 from siamesenorm.lab.inspection.result import Collapse
 from siamesenorm.residual.flow import Streams
 
@@ -18,14 +18,14 @@ from siamesenorm.residual.flow import Streams
 class StreamCollapse(Probe):
     """Two numbers at every depth that has several streams."""
 
-    def __init__(self, sight: Sight) -> None:
-        super().__init__(sight)
+    def __init__(self, view: StreamView) -> None:
+        super().__init__(view)
         self.largest: list[float | None] = []
         self.cosine: list[float | None] = []
 
     def at_depth(self, depth: int, streams: Streams) -> None:
         """Of all streams together."""
-        rows = list(self.sight.rows(streams).values())
+        rows = list(self.view.rows(streams).values())
         self.largest.append(largest_share(rows) if len(rows) > 1 else None)
         self.cosine.append(mean_cosine(rows) if len(rows) > 1 else None)
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from statistics import fmean, linear_regression
 from typing import Any, Literal
 
 import torch
@@ -21,6 +23,7 @@ from pydantic import Field, JsonValue, ValidationError
 from torch import Tensor, nn
 
 from siamesenorm.errors import InspectionError
+from siamesenorm.lab.inspection.activity import rms
 from siamesenorm.lab.inspection.result import Number, Numbers, ResultPart
 from siamesenorm.lab.inspection.watch import replaced
 from siamesenorm.models.stack import Block, Context, Stack
@@ -261,15 +264,7 @@ def _keep(seen: dict[str, Tensor], name: str) -> Any:
 
 
 def _share(share: float) -> str:
-    for below in range(1, 100):
-        if math.isclose(share * below, round(share * below), abs_tol=1e-9):
-            return str(round(share * below)) if below == 1 else f"{round(share * below)}/{below}"
-    return f"{share:.2f}"
-
-
-def rms(tensor: Tensor) -> float:
-    """Root mean square, in float64."""
-    return float(tensor.double().square().mean().sqrt())
+    return str(Fraction(share).limit_denominator(100))
 
 
 def _compare(values: Sequence[int], found: list[list[dict[str, tuple[float, float]]]]) -> list[Coordinate]:
@@ -277,7 +272,7 @@ def _compare(values: Sequence[int], found: list[list[dict[str, tuple[float, floa
     names = [name for name in found[0][0] if all(name in run for runs in found for run in runs)]
     coordinates = []
     for name in names:
-        sizes, updates = ([_mean([run[name][k] for run in runs]) for runs in found] for k in (0, 1))
+        sizes, updates = ([fmean(run[name][k] for run in runs) for runs in found] for k in (0, 1))
         coordinates.append(
             Coordinate(
                 name=name,
@@ -298,17 +293,10 @@ def kind_of(name: str) -> Kind:
     return "sublayer" if name.split()[0] in ("attention", "ffn") else "stream"
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def slope(values: Sequence[int], sizes: Sequence[float]) -> float | None:
     """Of the logarithm of sizes over that of width or depth; 0 where all are 0, None where that has no meaning."""
     if not any(sizes):
         return 0.0
     if not all(math.isfinite(size) and size > 0 for size in sizes):
         return None
-    x, y = [math.log(value) for value in values], [math.log(size) for size in sizes]
-    centre, level = _mean(x), _mean(y)
-    spread = math.fsum((a - centre) ** 2 for a in x)
-    return math.fsum((a - centre) * (b - level) for a, b in zip(x, y, strict=True)) / spread
+    return linear_regression([math.log(value) for value in values], [math.log(size) for size in sizes]).slope

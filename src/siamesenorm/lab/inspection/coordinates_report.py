@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,11 +14,11 @@ from siamesenorm.errors import InspectionError
 from siamesenorm.lab.compare.axes import parse_numbers
 from siamesenorm.lab.drawing.page import Page
 from siamesenorm.lab.inspection.coordinates import FLAT, Axis, Coordinates, check_coordinates
-from siamesenorm.lab.inspection.figures import DASH, Plot, layout, trace
+from siamesenorm.lab.inspection.figures import DASH, layout, trace
 from siamesenorm.lab.inspection.terminal import number
 from siamesenorm.models.stack import Stack
 from siamesenorm.tasks import find_task
-from siamesenorm.terminal import plain_table
+from siamesenorm.terminal import plain_table, progress_bar
 from siamesenorm.train.provenance import command, machine_facts
 from siamesenorm.train.recipes import resolve
 
@@ -31,13 +31,19 @@ def check_recipe(
     recipe: str,
     overrides: Sequence[str] = (),
     *,
-    widths: Sequence[int] = (1, 2, 4),
-    depths: Sequence[int] = (1, 2, 4),
+    widths: str = "1,2,4",
+    depths: str = "1,2,4",
     steps: int = 5,
     seeds: int = 1,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    console: Console | None = None,
 ) -> Coordinates:
-    """The check of a recipe's model, on its data, with its optimiser at the peak of its learning rate."""
+    """The check of a recipe's model, on its data, with its optimiser at the peak of its learning rate.
+
+    widths, depths: multiples of the recipe's own, as the command line takes them.
+    """
+    wide, deep = parse_multiples(widths, "--widths"), parse_multiples(depths, "--depths")
+    if max(len(wide), len(deep)) < 2:
+        raise InspectionError(f"--widths: {widths!r} is not allowed with --depths {depths!r}; one takes two sizes")
     config = resolve(recipe, overrides)
     task = find_task(config.task)(config)
     model = task.build_model()
@@ -48,16 +54,17 @@ def check_recipe(
         batches = [next(loader) for _ in range(steps)]
     finally:
         loader.close()
-    found = check_coordinates(
-        model,
-        lambda model, batch: task.loss(model, dict(batch)).total,
-        batches,
-        config.optimizer,
-        widths=widths,
-        depths=depths,
-        seeds=seeds,
-        progress=progress,
-    )
+    with progress_bar(console or Console(quiet=True), "models") as progress:
+        found = check_coordinates(
+            model,
+            lambda model, batch: task.loss(model, dict(batch)).total,
+            batches,
+            config.optimizer,
+            widths=wide,
+            depths=deep,
+            seeds=seeds,
+            progress=progress,
+        )
     facts = {"recipe": recipe, "overrides": list(overrides), "command": command(), **machine_facts()}
     return found.model_copy(update={"source": facts})
 
@@ -111,18 +118,6 @@ def verdicts(found: Coordinates) -> Iterator[str]:
             yield f"not flat over {axis.direction}: the {steepest[0]} has slope {signed(steepest[1])}"
 
 
-def plots(found: Coordinates) -> Iterator[Plot]:
-    """Sizes and updates of an axis."""
-    for axis in found.axes:
-        yield Plot(
-            axis.direction,
-            f"Activations by {axis.direction}",
-            f"Root mean square of what {found.steps} steps have changed and, dotted, of the activations themselves "
-            f"before them, mean of {found.seeds} {'seeds' if found.seeds > 1 else 'seed'}. Level lines are flat.",
-            figure(axis),
-        )
-
-
 def figure(axis: Axis) -> dict[str, object]:
     """A line for the updates of every quantity and a dotted one for its size, on logarithmic axes."""
     data = []
@@ -142,8 +137,14 @@ def make_page(found: Coordinates) -> Page:
     )
     page.heading("At a glance")
     page.bullets(verdicts(found))
-    for plot in plots(found):
-        page.plot(plot.name, plot.title, plot.about, plot.figure, height=plot.height)
+    for axis in found.axes:
+        page.plot(
+            axis.direction,
+            f"Activations by {axis.direction}",
+            f"Root mean square of what {found.steps} steps have changed and, dotted, of the activations themselves "
+            f"before them, mean of {found.seeds} {'seeds' if found.seeds > 1 else 'seed'}. Level lines are flat.",
+            figure(axis),
+        )
     page.heading("Numbers")
     for axis in found.axes:
         page.table(
@@ -163,6 +164,11 @@ def make_page(found: Coordinates) -> Page:
     page.heading("Make it again")
     page.details("Recipe, versions and machine", json.dumps(found.source, indent=1, ensure_ascii=False))
     return page
+
+
+def default_folder(recipe: Path) -> Path:
+    """Where the check of a recipe goes."""
+    return Path("runs") / f"coordinates-{recipe.stem or recipe}"
 
 
 def write_coordinates(found: Coordinates, folder: Path) -> list[Path]:

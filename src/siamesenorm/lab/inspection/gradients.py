@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from siamesenorm.lab.inspection.probe import Sight, wide
+from siamesenorm.lab.inspection.probe import StreamView, wide
 from siamesenorm.residual import Topology
 from siamesenorm.residual.flow import Streams
 
@@ -21,7 +21,7 @@ class Gradients:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.sight: Sight | None = None
+        self.view: StreamView | None = None
         self.at: list[dict[str, float]] = []
         self.outputs: list[float] = []
         self.unfinished: list[Callable[[], None]] = []
@@ -72,9 +72,9 @@ class Gradients:
 
     def norm(self, grad: Tensor) -> float:
         """Of the summed loss: the mean's gradient times the tokens; root mean square over them."""
-        assert self.sight is not None
-        rows = wide(self.sight.select(grad))
-        return float(rows.square().sum(-1).mean().sqrt()) * self.sight.tokens
+        assert self.view is not None
+        rows = wide(self.view.select(grad))
+        return float(rows.square().sum(-1).mean().sqrt()) * self.view.tokens
 
     def measure(self, loss: Tensor) -> Gradients:
         """Run the backward pass."""

@@ -16,42 +16,41 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from siamesenorm.lab.inspection.probe import Probe, Series, Sight
+from siamesenorm.lab.inspection.probe import Probe, StreamView
 from siamesenorm.lab.inspection.result import LogitLens, Numbers
 from siamesenorm.lab.inspection.subject import Subject
 from siamesenorm.residual import Link
 from siamesenorm.residual.flow import Streams
 
 TOKENS = 1024
-"""Tokens asked for at most: the head is the dearest part of a model that has a large vocabulary."""
+"""Tokens asked for at most: the head is the most expensive part of a model that has a large vocabulary."""
 
 
 class Lens(Probe):
     """Top-1 predictions of every stream at every depth; only their ids are kept."""
 
-    def __init__(self, sight: Sight, subject: Subject) -> None:
-        super().__init__(sight)
-        self.subject, self.sampled = subject, sight.sample(TOKENS)
-        self.alone: Series[Tensor] = Series()
+    def __init__(self, view: StreamView, subject: Subject) -> None:
+        super().__init__(view)
+        self.subject, self.sampled = subject, view.sample(TOKENS)
         self.together: list[Tensor] = []
 
     def at_depth(self, depth: int, streams: Streams) -> None:
         """As if the stack ended here."""
-        topology = self.sight.topology
+        topology = self.view.topology
         self.together.append(self.predict(type(topology).close(topology, streams)))
         names, last = tuple(topology.named_streams(streams)), topology.links[-1]
         if len(names) == 1:
-            self.alone.put(names[0], depth, self.together[-1])
+            self.series.put(names[0], depth, self.together[-1])
             return
         assert isinstance(last, Link)
         found = topology.summands_at_end(streams, last)
         if len(found.parts) == len(names):
             for name, part in zip(names, found.parts, strict=True):
-                self.alone.put(name, depth, self.predict(found.finish(part)))
+                self.series.put(name, depth, self.predict(found.finish(part)))
 
     def predict(self, hidden: Tensor) -> Tensor:
         """Ids for the sampled tokens."""
-        return self.subject.predict(self.sight.select(hidden)[self.sampled.to(hidden.device)]).cpu()
+        return self.subject.predict(self.view.select(hidden)[self.sampled.to(hidden.device)]).cpu()
 
     @property
     def found(self) -> LogitLens:
@@ -61,5 +60,5 @@ class Lens(Probe):
         def agreement(ids: Sequence[Tensor | None]) -> Numbers:
             return tuple(None if each is None else float((each == final).double().mean()) for each in ids)
 
-        alone = {name: agreement(ids) for name, ids in self.alone.tuples(len(self.together)).items()} or None
+        alone = {name: agreement(ids) for name, ids in self.series.tuples(len(self.together)).items()} or None
         return LogitLens(tokens=len(self.sampled), alone=alone, together=agreement(self.together))

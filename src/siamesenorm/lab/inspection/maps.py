@@ -66,5 +66,5 @@ def ticks(names: Sequence[str]) -> Figure:
 
 
 def height(rows: int) -> int:
-    """In which every row can be told from the next."""
+    """Of a figure in which every row can be seen."""
     return min(900, max(320, 140 + 18 * rows))

@@ -1,7 +1,8 @@
-"""`inspect`: one pass with recorded streams, one backward, then one pass for everything that is removed."""
+"""All measurements of `inspect`: one pass with recorded streams, one backward, then one pass for every removal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from siamesenorm.lab.inspection.collapse import StreamCollapse
 from siamesenorm.lab.inspection.gradients import Gradients
 from siamesenorm.lab.inspection.lens import Lens
 from siamesenorm.lab.inspection.logits import AttentionLogits
-from siamesenorm.lab.inspection.probe import Probe, Sight
-from siamesenorm.lab.inspection.removal import Progress, measure_removal
+from siamesenorm.lab.inspection.probe import Probe, StreamView
+from siamesenorm.lab.inspection.removal import measure_removal
 from siamesenorm.lab.inspection.result import Inspection, Sublayer
 from siamesenorm.lab.inspection.shares import Shares
 from siamesenorm.lab.inspection.similarity import BlockSimilarity
@@ -27,7 +28,7 @@ from siamesenorm.residual.flow import Streams
 from siamesenorm.train.tensor_layout import unwrap
 
 
-def inspect(
+def measure(
     model: nn.Module,
     batch: Any,
     *,
@@ -35,47 +36,33 @@ def inspect(
     head: Head | None = None,
     topology: Topology | None = None,
     removal: bool = True,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Inspection:
-    """Look inside a model built on the library, on one batch; the model is left as it was.
-
-    ::
-
-        found = inspect(model, ids)             # a LanguageModel and ids (rows, tokens)
-        found.rms["x"], found.fusion.gains, found.removal.blocks
-
-    batch: what the model takes: a tensor, a tuple of arguments or a dictionary of them. A `LanguageModel` takes ids
-    or a dictionary with input_ids and labels.
-    loss: ``loss(model, batch)``, a scalar; a `LanguageModel` has its own. Without it, no gradients and no removal.
-    head: scores from hidden states (tokens, dim); a `LanguageModel` has its own. Without it, no logit lens.
-    topology: the one to look at, where the model has several.
-    removal: whether to measure the loss without each sublayer and block, three passes per block.
-    progress: told how many of these passes are done, of how many.
-    """
+    """What `siamesenorm.inspect` finds; progress: called with how many passes of removal are done, of how many."""
     model = unwrap(model)
     residual = find_residual(model) if topology is None else topology
     subject = make_subject(model, batch, loss, head)
-    with at_rest(model), subject.asked():
+    with at_rest(model):
         record = PassRecorder(residual, subject)
         with torch.enable_grad(), watched(residual, record), record.logits:
             total = subject.run()
         record.check_complete()
         gradients = None if total is None else record.gradients.measure(total)
         writers = record.writers.measure()
-        removed = measure_removal(subject, residual, progress) if removal and subject.has_loss else None
-    sight, depths = record.sight, len(residual.places) + 1
+        removed = measure_removal(subject, residual, progress) if removal and subject.loss is not None else None
+    view, depths = record.view, len(residual.places) + 1
     return Inspection(
         topology=topology_text(residual, model),
         dim=residual.dim,
-        streams=tuple(record.magnitude.found.at),
+        streams=tuple(record.magnitude.series.at),
         sublayers=tuple(Sublayer(index=p.index, block=p.block, kind=p.kind) for p in residual.places),
-        tokens=sight.tokens,
+        tokens=view.tokens,
         loss=None if total is None else total.item(),
-        rms=record.magnitude.found.tuples(depths),
+        rms=record.magnitude.series.tuples(depths),
         gradients=None if gradients is None else gradients.streams,
         output_gradients=None if gradients is None else tuple(gradients.outputs),
-        updates=record.updates.found.tuples(depths - 1),
-        peaks=record.peaks.found.tuples(depths),
+        updates=record.updates.series.tuples(depths - 1),
+        peaks=record.peaks.series.tuples(depths),
         reads=tuple(record.shares.reads),
         fusion=record.shares.fusion,
         lens=None if record.lens is None else record.lens.found,
@@ -105,12 +92,12 @@ class PassRecorder(Watcher):
     def _begin(self, streams: Streams) -> None:
         named = self.topology.named_streams(streams)
         shape = next(iter(named.values())).shape[:-1]
-        self.sight = sight = Sight(self.topology, self.subject.counted, shape)
-        self.gradients.sight = sight
-        self.magnitude, self.peaks, self.updates = Magnitude(sight), Peaks(sight), Updates(sight)
-        self.shares, self.similarity = Shares(sight), BlockSimilarity(sight)
-        self.lens = Lens(sight, self.subject) if self.subject.has_head else None
-        self.writers, self.collapse = WritersMap(sight), StreamCollapse(sight)
+        self.view = view = StreamView(self.topology, self.subject.counted, shape)
+        self.gradients.view = view
+        self.magnitude, self.peaks, self.updates = Magnitude(view), Peaks(view), Updates(view)
+        self.shares, self.similarity = Shares(view), BlockSimilarity(view)
+        self.lens = Lens(view, self.subject) if self.subject.head is not None else None
+        self.writers, self.collapse = WritersMap(view), StreamCollapse(view)
         self.probes = [self.magnitude, self.peaks, self.updates, self.shares, self.similarity]
         self.probes += [self.writers, self.collapse]
         self.probes += [] if self.lens is None else [self.lens]

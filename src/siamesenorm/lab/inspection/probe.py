@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,25 +17,22 @@ def wide(x: Tensor) -> Tensor:
     return x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
-T = TypeVar("T")
-
-
-class Series(Generic[T]):
+class Series:
     """Values by stream and place, a depth or a sublayer; streams may come into being on the way."""
 
     def __init__(self) -> None:
-        self.at: dict[str, dict[int, T]] = {}
+        self.at: dict[str, dict[int, Any]] = {}
 
-    def put(self, name: str, place: int, value: T) -> None:
+    def put(self, name: str, place: int, value: Any) -> None:
         """The value of a stream at a place."""
         self.at.setdefault(name, {})[place] = value
 
-    def tuples(self, places: int) -> dict[str, tuple[T | None, ...]]:
+    def tuples(self, places: int) -> dict[str, tuple[Any, ...]]:
         """All places in order, None where a stream has no value."""
         return {name: tuple(values.get(place) for place in range(places)) for name, values in self.at.items()}
 
 
-class Sight:
+class StreamView:
     """Rows of a topology's streams, of the tokens that count.
 
     counted: True for these tokens, of the batch's shape; None: all. A mask of another shape than the stack's tokens
@@ -82,8 +79,9 @@ class Sight:
 class Probe:
     """One measurement: looks at some moments of a pass, without a graph, and keeps numbers alone."""
 
-    def __init__(self, sight: Sight) -> None:
-        self.sight = sight
+    def __init__(self, view: StreamView) -> None:
+        self.view = view
+        self.series = Series()
 
     def at_depth(self, depth: int, streams: Streams) -> None:
         """The streams at the start (0) and behind every sublayer."""

@@ -12,9 +12,6 @@ from siamesenorm.lab.inspection.subject import Subject
 from siamesenorm.lab.inspection.watch import Watcher, watched
 from siamesenorm.residual import Place, Topology
 
-Progress = Callable[[int, int], None]
-"""Told how many passes are done, of how many."""
-
 
 class Without(Watcher):
     """Writes zero in place of some sublayers' outputs."""
@@ -27,7 +24,7 @@ class Without(Watcher):
         return torch.zeros_like(output) if place.index in self.indices else output
 
 
-def measure_removal(subject: Subject, topology: Topology, progress: Progress | None = None) -> Removal:
+def measure_removal(subject: Subject, topology: Topology, progress: Callable[[int, int], None]) -> Removal:
     """One pass with nothing removed, one without each sublayer and one without each block."""
     sublayers: list[tuple[int, ...]] = [(place.index,) for place in topology.places]
     blocks: list[list[int]] = [[] for _ in range(topology.places[0].blocks)]
@@ -37,8 +34,7 @@ def measure_removal(subject: Subject, topology: Topology, progress: Progress | N
     losses = []
     for done, indices in enumerate(passes):
         losses.append(loss_without(subject, topology, indices))
-        if progress is not None:
-            progress(done + 1, len(passes))
+        progress(done + 1, len(passes))
     whole, rises = losses[0], [loss - losses[0] for loss in losses[1:]]
     of_sublayers, rest = rises[: len(sublayers)], iter(rises[len(sublayers) :])
     of_blocks = [of_sublayers[block[0]] if len(block) == 1 else next(rest) for block in blocks]

@@ -189,7 +189,7 @@ class Inspection(ResultPart):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The plots by name: figures of plotly where that is installed, plain data elsewhere."""
+        """The plots by name: figures of plotly, which show themselves in a notebook."""
         from siamesenorm.lab.drawing.page import as_figures
         from siamesenorm.lab.inspection.figures import plots
 

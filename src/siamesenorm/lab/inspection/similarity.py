@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from siamesenorm.lab.inspection.probe import Probe, Sight, wide
+from siamesenorm.lab.inspection.probe import Probe, StreamView, wide
 from siamesenorm.lab.inspection.result import Similarity
 from siamesenorm.residual.flow import Streams
 
@@ -27,23 +27,23 @@ END = "end"
 class BlockSimilarity(Probe):
     """One Gram matrix a stream before the first block and behind every block."""
 
-    def __init__(self, sight: Sight) -> None:
-        super().__init__(sight)
-        ends = [place.index + 1 for place in sight.topology.places if place.ends_block]
-        self.depths, self.sampled = (0, *ends), sight.sample(TOKENS)
+    def __init__(self, view: StreamView) -> None:
+        super().__init__(view)
+        ends = [place.index + 1 for place in view.topology.places if place.ends_block]
+        self.depths, self.sampled = (0, *ends), view.sample(TOKENS)
         self.grams: dict[str, list[Tensor]] = {}
         self.names: tuple[str, ...] | None = None
 
     def at_depth(self, depth: int, streams: Streams) -> None:
         """Of the sampled tokens: every stream, as long as they are those of the start, and the end."""
         if depth in self.depths:
-            topology, named = self.sight.topology, self.sight.rows(streams)
+            topology, named = self.view.topology, self.view.rows(streams)
             self.names = tuple(named) if self.names is None else self.names
             if tuple(named) != self.names:
                 self.names, self.grams = (), {END: self.grams[END]}
             for name in self.names:
                 self.keep(name, named[name])
-            self.keep(END, self.sight.select(type(topology).close(topology, streams)))
+            self.keep(END, self.view.select(type(topology).close(topology, streams)))
 
     def keep(self, name: str, rows: Tensor) -> None:
         """The Gram matrix of one depth."""

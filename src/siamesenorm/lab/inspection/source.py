@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from siamesenorm.data.tokenizer import FILE, ByteTokenizer, Tokenizer
 from siamesenorm.data.tokens import Tokens, tokens_in_memory
 from siamesenorm.errors import DataError, InspectionError
 from siamesenorm.lab.inspection.subject import LossFunction
-from siamesenorm.language_folder import OURS, open_model_folder
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.vit import VisionTransformer
+from siamesenorm.opening import OURS, open_language
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.corpora import open_held_out
 from siamesenorm.tasks.images import ImageTask
@@ -49,7 +50,7 @@ class InspectionSource:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedModel:
     """A model with what its folder says about it."""
 
     model: LanguageModel
@@ -80,19 +81,26 @@ def open_inspected(folder: Path, text: Path | None, tokens: int) -> InspectionSo
         if each.vocab_size is not None and each.vocab_size > size:
             raise InspectionError(f"text: {each.name!r} has {each.vocab_size} kinds of tokens; the model knows {size}")
     length = max(1, min(found.sequence_length, tokens, max(map(len, texts))))
-    batch = join([_batch(each, length, tokens // len(texts), found.document_masking, text is None) for each in texts])
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    share, masking = tokens // len(texts), found.document_masking
+    batches = [_batch(each, length, share, masking, spread=text is None) for each in texts]
+    batch = {name: torch.cat([part[name] for part in batches]) for name in batches[0]}
     ids = batch["input_ids"].numpy()
     facts = {
         **found.facts,
-        "parameters": sum(parameter.numel() for parameter in found.model.parameters()),
         "text": ", ".join(each.name for each in texts),
         "sequences": ids.shape[0],
         "sequence_length": length,
         "ids_sha256": hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest(),
-        "device": device.type,
     }
-    return InspectionSource(found.model.to(device), batch, facts)
+    return _on_device(found.model, batch, facts)
+
+
+def _on_device(
+    model: nn.Module, batch: dict[str, Tensor], facts: dict[str, Any], loss: LossFunction | None = None
+) -> InspectionSource:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return InspectionSource(model.to(device), batch, {**facts, "parameters": parameters, "device": device.type}, loss)
 
 
 def open_images_of(folder: Path, task_name: str, tokens: int) -> InspectionSource:
@@ -107,64 +115,49 @@ def open_images_of(folder: Path, task_name: str, tokens: int) -> InspectionSourc
     if task.held_out is None:
         raise InspectionError(f"run: {str(folder)!r} has no held-out images")
     batch = next(task.held_out.batches(count))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts = {
         "kind": "run",
         "folder": str(folder),
         "step": trained.step,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "images": len(batch["label"]),
         "image_set": task.held_out.images.name,
         "images_sha256": task.held_out.images.fingerprint,
-        "device": device.type,
     }
     # A classifier's loss and predictions are known by its kind; how a diffusion is trained is the task's to say.
     loss = None if isinstance(model, VisionTransformer) else lambda model, batch: task.loss(model, batch).total
-    return InspectionSource(model.to(device), batch, facts, loss)
+    return _on_device(model, batch, facts, loss)
 
 
-def open_folder(folder: Path) -> Opened:
+def open_folder(folder: Path) -> OpenedModel:
     """The language model and tokenizer of a run, or of a folder that this package exported."""
     if not folder.is_dir():
         raise InspectionError(f"run: {str(folder)!r} is not a folder; it takes a run or an exported model")
     if (folder / CONFIG).is_file():
-        return _open_run(folder)
-    if is_huggingface(folder):
-        return _open_huggingface(folder)
-    raise InspectionError(
-        f"run: {str(folder)!r} is neither a run, which has a {CONFIG}, nor an exported model, whose config.json says "
-        f"model_type {OURS!r}"
-    )
+        trained = open_language_model(folder)
+        data: Any = trained.config.data
+        facts = {"kind": "run", "folder": str(folder), "step": trained.step}
+        held_out = partial(open_held_out, data)
+        shape = data.sequence_length, data.document_masking
+        return OpenedModel(trained.model, trained.tokenizer, *shape, held_out, facts)
+    if not is_exported(folder):
+        raise InspectionError(
+            f"run: {str(folder)!r} is neither a run, which has a {CONFIG}, nor an exported model, whose config.json "
+            f"says model_type {OURS!r}"
+        )
+    model, tokenizer = open_language(folder, "run")
+    if tokenizer is None and model.config.vocab_size != ByteTokenizer.vocab_size:
+        raise InspectionError(f"run: {str(folder)!r} has no {FILE} to read a text with")
+    length = min(model.config.max_length, LONGEST)
+    facts = {"kind": "huggingface", "folder": str(folder)}
+    return OpenedModel(model, tokenizer or ByteTokenizer(), length, False, None, facts)
 
 
-def _open_run(folder: Path) -> Opened:
-    trained = open_language_model(folder)
-    data: Any = trained.config.data
-    facts = {"kind": "run", "folder": str(folder), "step": trained.step}
-    return Opened(
-        trained.model,
-        trained.tokenizer,
-        data.sequence_length,
-        data.document_masking,
-        lambda: open_held_out(data),
-        facts,
-    )
-
-
-def is_huggingface(folder: Path) -> bool:
+def is_exported(folder: Path) -> bool:
     """Whether a folder holds a model that this package exported."""
     try:
         return read_object(folder / "config.json", "run", strict=False).get("model_type") == OURS
     except DataError:
         return False
-
-
-def _open_huggingface(folder: Path) -> Opened:
-    model, tokenizer = open_model_folder(folder, "run")
-    if tokenizer is None and model.config.vocab_size != ByteTokenizer.vocab_size:
-        raise InspectionError(f"run: {str(folder)!r} has no {FILE} to read a text with")
-    facts, length = {"kind": "huggingface", "folder": str(folder)}, min(model.config.max_length, LONGEST)
-    return Opened(model.eval(), tokenizer or ByteTokenizer(), length, False, None, facts)
 
 
 def read_text(file: Path, tokenizer: Tokenizer, tokens: int) -> Tokens:
@@ -193,8 +186,3 @@ def _batch(tokens: Tokens, length: int, wanted: int, document_masking: bool, spr
     data = ValidationData(tokens, length, document_masking=document_masking, sequences=sequences)
     (batch,) = data.batches(data.sequences)
     return batch
-
-
-def join(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The rows of several batches in one."""
-    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}

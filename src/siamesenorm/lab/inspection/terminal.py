@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from siamesenorm.lab.inspection.result import Inspection
-from siamesenorm.terminal import plain_table, sparkline
+from siamesenorm.terminal import plain_table, rows_table, sparkline
 
 SPARK = 36
 """Signs of a sparkline at most."""
@@ -32,10 +32,7 @@ def show(console: Console, found: Inspection) -> None:
     console.print()
     console.print(profile(found, min(SPARK, max(8, console.width - 44))))
     console.print()
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for name, text in notes(found):
-        grid.add_row(Text(name, style="dim"), Text(text))
-    console.print(grid)
+    console.print(rows_table((Text(name, style="dim"), Text(text)) for name, text in notes(found)))
 
 
 def title(found: Inspection) -> Text:

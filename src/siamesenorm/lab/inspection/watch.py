@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from siamesenorm.errors import InspectionError
+from siamesenorm.models.stack import Stack, run_block
 from siamesenorm.residual import Link, Place, Topology
 from siamesenorm.residual.drop import Keep
 from siamesenorm.residual.flow import Streams
 
 
 class Watcher:
-    """Hears of a pass, step by step; a subclass takes what it wants to know."""
+    """Is called at every step of a pass; a subclass overrides what it needs."""
 
     def opened(self, streams: Streams) -> Streams:
         """The streams at the start; what is returned goes on."""
@@ -52,38 +52,30 @@ def watched(topology: Topology, watcher: Watcher) -> Iterator[None]:
         def put(owner: nn.Module, name: str, value: Callable[..., Any]) -> None:
             stack.enter_context(replaced(owner, name, value))
 
-        put(topology, "open", lambda x, opening=topology.open: watcher.opened(opening(x)))
-        put(topology, "close", partial(_close, topology.close, watcher))
+        def put_around(place: Place, link: Link) -> None:
+            plain_read, plain_write = link.read, link.write
+
+            def read(streams: Streams) -> tuple[Streams, Tensor]:
+                watcher.read(place, link, streams)
+                return plain_read(streams)
+
+            def write(streams: Streams, output: Tensor, keep: Keep = None) -> Streams:
+                output = watcher.output(place, output)
+                return watcher.written(place, link, streams, output, keep, plain_write(streams, output, keep))
+
+            put(link, "read", read)
+            put(link, "write", write)
+
+        def close(streams: Streams, plain_close: Callable[[Streams], Tensor] = topology.close) -> Tensor:
+            watcher.closed(streams)
+            return plain_close(streams)
+
+        put(topology, "open", lambda x, plain_open=topology.open: watcher.opened(plain_open(x)))
+        put(topology, "close", close)
         for place, link in zip(topology.places, topology.links, strict=True):
             assert isinstance(link, Link)
-            put(link, "write", partial(_write, link.write, watcher, place, link))
-            put(link, "read", partial(_read, link.read, watcher, place, link))
+            put_around(place, link)
         yield
-
-
-def _close(close: Callable[[Streams], Tensor], watcher: Watcher, streams: Streams) -> Tensor:
-    watcher.closed(streams)
-    return close(streams)
-
-
-def _read(
-    read: Callable[[Streams], tuple[Streams, Tensor]], watcher: Watcher, place: Place, link: Link, streams: Streams
-) -> tuple[Streams, Tensor]:
-    watcher.read(place, link, streams)
-    return read(streams)
-
-
-def _write(
-    write: Callable[..., Streams],
-    watcher: Watcher,
-    place: Place,
-    link: Link,
-    streams: Streams,
-    output: Tensor,
-    keep: Keep = None,
-) -> Streams:
-    output = watcher.output(place, output)
-    return watcher.written(place, link, streams, output, keep, write(streams, output, keep))
 
 
 @contextlib.contextmanager
@@ -110,7 +102,9 @@ def at_rest(model: nn.Module) -> Iterator[None]:
         model.eval()
         for parameter, _ in wanted:
             parameter.requires_grad_(False)
-        with torch.inference_mode(False), torch.compiler.set_stance("force_eager"):
+        # Blocks that run again in backward would be watched twice.
+        plain = replaced(model, "run", run_block) if isinstance(model, Stack) else contextlib.nullcontext()
+        with torch.inference_mode(False), torch.compiler.set_stance("force_eager"), plain:
             yield
     finally:
         for module, training in modes:

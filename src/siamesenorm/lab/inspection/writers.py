@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from siamesenorm.lab.inspection.probe import Probe, Sight, wide
+from siamesenorm.lab.inspection.probe import Probe, StreamView, wide
 from siamesenorm.lab.inspection.result import Writers
 from siamesenorm.residual import Link, Place
 from siamesenorm.residual.drop import Keep
@@ -32,9 +32,9 @@ TOKENS = 256
 class WritersMap(Probe):
     """Keeps what every writer has put out for some tokens, and then sends it through the links again."""
 
-    def __init__(self, sight: Sight) -> None:
-        super().__init__(sight)
-        self.sampled = sight.sample(TOKENS)
+    def __init__(self, view: StreamView) -> None:
+        super().__init__(view)
+        self.sampled = view.sample(TOKENS)
         self.opened: Streams = None
         self.outputs: list[tuple[Tensor, Keep]] = []
 
@@ -49,11 +49,11 @@ class WritersMap(Probe):
 
     def some(self, x: Tensor) -> Tensor:
         """Of the sampled tokens."""
-        return self.sight.tokenwise(x, self.sampled)
+        return self.view.tokenwise(x, self.sampled)
 
     def measure(self) -> Writers:
         """One pass through the links, with a backward pass for every reader."""
-        topology = self.sight.topology
+        topology = self.view.topology
         shares: list[tuple[float, ...]] = []
         with torch.enable_grad(), frozen():
             streams = topology.map_streams(self.opened, lambda x: x.detach().requires_grad_())

@@ -27,52 +27,26 @@ class Cost:
 
 def costs(records: Records, baseline: str) -> list[Cost]:
     """Of every topology in every setting."""
-    found = []
+    runs: dict[tuple[str, str], list[Run]] = {}
     for setting in records.groups:
-        base = _cost(records, baseline, setting)
         for topology in records.topologies:
-            cost = _cost(records, topology, setting)
-            if cost is None:
-                continue
-            found.append(
-                Cost(
-                    topology,
-                    setting,
-                    cost[0],
-                    cost[1],
-                    cost[2],
-                    *(_ratio(mine, theirs) for mine, theirs in zip(cost, base or (None,) * 3, strict=True)),
-                )
-            )
+            same = [r for r in records.runs if (r.topology, records.setting(r)) == (topology, setting)]
+            runs |= {(topology, setting): same} if same else {}
+    taken = {key: _taken(same) for key, same in runs.items()}
+    found = []
+    for (topology, setting), mine in taken.items():
+        base = taken.get((baseline, setting), (None, None, None))
+        ratios = (one / other if one is not None and other else None for one, other in zip(mine, base, strict=True))
+        found.append(Cost(topology, setting, *mine, *ratios))
     return found
 
 
-def _cost(records: Records, topology: str, setting: str) -> tuple[float | None, float | None, float | None] | None:
+def _taken(runs: Sequence[Run]) -> tuple[float | None, float | None, float | None]:
     """Medians of step time, processor time a step, and memory."""
-    runs = [r for r in records.runs if (r.topology, records.setting(r)) == (topology, setting)]
-    if not runs:
-        return None
-    return (
-        _median([r.step_seconds for r in runs]),
-        _median([_processor(r) for r in runs]),
-        _median([_memory(r) for r in runs]),
-    )
-
-
-def _processor(run: Run) -> float | None:
-    """Seconds a step; a run that ended early has spent too much of them on its start."""
-    seconds = run.facts.get("processor_seconds")
-    return seconds / run.step if seconds and run.step == run.config.steps else None
-
-
-def _memory(run: Run) -> float | None:
-    return run.facts.get("memory_bytes") or None
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def _ratio(mine: float | None, theirs: float | None) -> float | None:
-    return None if mine is None or not theirs else mine / theirs
+    # A run that ended early has spent too much of its processor time on its start.
+    whole = [run for run in runs if run.step and run.step == run.config.steps]
+    processor = [seconds / run.step for run in whole if (seconds := run.facts.get("processor_seconds"))]
+    memory = [size for run in runs if (size := run.facts.get("memory_bytes"))]
+    times = [run.step_seconds for run in runs if run.step_seconds is not None]
+    step, spent, used = (statistics.median(known) if known else None for known in (times, processor, memory))
+    return step, spent, used

@@ -10,12 +10,11 @@ from siamesenorm.lab.drawing.page import Figure, label
 from siamesenorm.lab.report.by_steps import by_steps
 from siamesenorm.lab.report.figures import DASHES, colours, title_of
 from siamesenorm.lab.report.records import Records, Run
-from siamesenorm.lab.report.statistics import Analysis
+from siamesenorm.lab.report.statistics import WORST, Analysis
 
 FEW = 6
 """Curves that can be told apart at once."""
 DECADE = 10
-FAILED = ("diverged", "stuck")
 
 Line = tuple[str, str, float]
 """Topology, setting, learning rate."""
@@ -61,7 +60,7 @@ def loss_curves(records: Records, analysis: Analysis) -> Figure:
                 "hovertemplate": f"{name}{seeds}<br>step %{{x}}: %{{y:.4f}}<extra></extra>",
             }
         )
-        ends = [run for run in runs if run.state in FAILED and run.curve]
+        ends = [run for run in runs if run.state in WORST and run.curve]
         if ends:
             data.append(
                 {
@@ -104,7 +103,7 @@ def shown_first(lines: Mapping[Line, Sequence[Run]], analysis: Analysis) -> set[
         return set(lines)
     best = {(r.topology, r.setting): r.best for r in analysis.ranges}
     chosen = {line for line in lines if best.get(line[:2]) in (line[2], None)}
-    failed = {line for line, runs in lines.items() if any(run.state in FAILED for run in runs)}
+    failed = {line for line, runs in lines.items() if any(run.state in WORST for run in runs)}
     return chosen | failed if len(chosen | failed) <= 2 * FEW else chosen
 
 
@@ -131,7 +130,7 @@ def held_out_curves(records: Records, metric: str) -> Figure:
 
 
 def log_axis(values: Iterable[float]) -> dict[str, str]:
-    """A logarithmic axis; over more than a decade plotly would write 2 for 20, so that it is told which numbers."""
+    """A logarithmic axis; over more than a decade plotly would write 2 for 20, so ticks are given."""
     known = [value for value in values if value > 0]
     wide = bool(known) and max(known) > DECADE * min(known)
     return {"type": "log", **({"dtick": "D2", "tickformat": "~g"} if wide else {})}

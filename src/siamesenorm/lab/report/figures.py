@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from siamesenorm.lab.drawing.contrast import ink, on_scale, scale
+from siamesenorm.lab.drawing.contrast import SCALE, ink, on_scale
 from siamesenorm.lab.drawing.page import PALETTE, Figure, label
 from siamesenorm.lab.report.records import Records
 from siamesenorm.lab.report.sentences import place_text
-from siamesenorm.lab.report.statistics import Analysis, PairedComparison
+from siamesenorm.lab.report.statistics import Analysis, PairedComparison, SeedScores
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "pentagon", "hexagon", "cross")
@@ -46,26 +47,11 @@ def by_learning_rate(records: Records, analysis: Analysis) -> Figure:
     for number, found in enumerate(analysis.ranges):
         places = [p for p in analysis.places if (p.topology, p.setting) == (found.topology, found.setting)]
         colour, name = colours(records)[found.topology], title_of(found.topology, found.setting)
+        dash = DASHES[records.groups.index(found.setting) % len(DASHES)]
         ends = [p for p in places if p.mean is not None]
-        spreads = [p.spread or 0.0 for p in ends]
-        data.append(
-            {
-                "x": [p.lr for p in ends],
-                "y": [p.mean for p in ends],
-                "name": name,
-                "legendgroup": name,
-                "mode": "lines+markers",
-                "line": {
-                    "color": colour,
-                    "width": 2,
-                    "dash": DASHES[records.groups.index(found.setting) % len(DASHES)],
-                },
-                "marker": {"size": 9, "symbol": SYMBOLS[number % len(SYMBOLS)]},
-                "error_y": {"type": "data", "array": spreads, "visible": any(spreads), "thickness": 1.2},
-                "text": [label(place_text(p)) for p in ends],
-                "hovertemplate": f"{name}<br>lr %{{x}}: %{{text}}<extra></extra>",
-            }
-        )
+        line = means_line(ends, name, colour, number, "lr %{x}", [p.lr for p in ends])
+        line["line"]["dash"] = dash
+        data.append({**line, "legendgroup": name})
         failed = [p for p in places if p.failed]
         if failed:
             level = high + (0.12 + 0.07 * len(crosses)) * room  # a row each, or one would hide the others
@@ -107,6 +93,24 @@ def by_learning_rate(records: Records, analysis: Analysis) -> Figure:
     return {"data": data + crosses, "layout": layout}
 
 
+def means_line(
+    places: Sequence[SeedScores], name: str, colour: str, number: int, where: str, x: Sequence[Any]
+) -> dict[str, Any]:
+    """Means over seeds with their standard deviation; where: what hovering says of the place on the x axis."""
+    spreads = [p.spread or 0.0 for p in places]
+    return {
+        "x": list(x),
+        "y": [p.mean for p in places],
+        "name": name,
+        "mode": "lines+markers",
+        "line": {"color": colour, "width": 2},
+        "marker": {"size": 9, "symbol": SYMBOLS[number % len(SYMBOLS)]},
+        "error_y": {"type": "data", "array": spreads, "visible": any(spreads), "thickness": 1.2},
+        "text": [label(place_text(p)) for p in places],
+        "hovertemplate": f"{name}<br>{where}: %{{text}}<extra></extra>",
+    }
+
+
 def by_settings(records: Records) -> bool:
     """Whether the grid is one of settings, such as depths, at a single learning rate."""
     return len(records.lrs) == 1 and len(records.groups) > 1
@@ -117,20 +121,8 @@ def by_setting(records: Records, analysis: Analysis) -> Figure:
     data: list[dict[str, Any]] = []
     for number, topology in enumerate(records.topologies):
         places = [p for p in analysis.places if p.topology == topology and p.mean is not None]
-        spreads = [p.spread or 0.0 for p in places]
-        data.append(
-            {
-                "x": [label(p.setting) for p in places],
-                "y": [p.mean for p in places],
-                "name": label(topology),
-                "mode": "lines+markers",
-                "line": {"color": colours(records)[topology], "width": 2},
-                "marker": {"size": 9, "symbol": SYMBOLS[number % len(SYMBOLS)]},
-                "error_y": {"type": "data", "array": spreads, "visible": any(spreads), "thickness": 1.2},
-                "text": [label(place_text(p)) for p in places],
-                "hovertemplate": f"{label(topology)}<br>%{{x}}: %{{text}}<extra></extra>",
-            }
-        )
+        colour, across = colours(records)[topology], [label(p.setting) for p in places]
+        data.append(means_line(places, label(topology), colour, number, "%{x}", across))
     order = {"type": "category", "categoryorder": "array", "categoryarray": [label(g) for g in records.groups]}
     return {
         "data": data,
@@ -158,7 +150,7 @@ def heat_map(records: Records, analysis: Analysis) -> Figure:
         "text": [["" if is_empty(place) else label(short_text(place)) for place in row] for row in places],
         "hovertemplate": f"%{{y}}<br>{across}%{{x}}: %{{text}}<extra></extra>",
         "meta": {"labelled": True},
-        "colorscale": scale(),
+        "colorscale": SCALE,
         "reversescale": not analysis.higher_is_better,
         "xgap": 3,
         "ygap": 3,

@@ -51,7 +51,7 @@ class Comparison(Findings):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The plots of the report by name: figures of plotly where that is installed, plain data elsewhere."""
+        """The plots of the report by name: figures of plotly, which show themselves in a notebook."""
         return as_figures(make_page(self).figures)
 
     @property
@@ -98,30 +98,28 @@ def report(
     runs: folders of runs, or folders that hold some; each run counts once.
     folder: where report.html, report.json and report.csv go; by default the one given, or runs/report.
     """
-    paths = [Path(path) for path in ([runs] if isinstance(runs, (str, Path)) else runs)]
-    result = read_report(paths, folder, title=title, metric=metric, baseline=baseline)
+    result = read_report(runs, folder, title=title, metric=metric, baseline=baseline)
     result.write()
     return result
 
 
 def read_report(
-    paths: Sequence[Path],
+    runs: Path | str | Sequence[Path | str],
     folder: Path | str | None = None,
     *,
     title: str = "",
     metric: str | None = None,
     baseline: str | None = None,
 ) -> Comparison:
-    """What finished runs say; nothing is written yet."""
+    """What finished runs say; nothing is written yet. Arguments as of `report`."""
+    paths = [Path(path) for path in ([runs] if isinstance(runs, (str, Path)) else runs)]
     out = Path(folder) if folder is not None else paths[0] if len(paths) == 1 else FOLDER
     grids = [read_grid(path) for path in paths]
-    names = {grid.get("preset") for grid in grids}
-    (name,) = names if len(names) == 1 else (None,)
-    preset = PRESETS.get(name or "")
+    presets = {grid.get("preset") for grid in grids}
+    preset = PRESETS.get(presets.pop() or "") if len(presets) == 1 else None
+    found = find_runs(paths)
     prefer = "" if any(grids) else "pre"
-    return read_comparison(
-        find_runs(paths), out, prefer=prefer, title=title, metric=metric, baseline=baseline, preset=preset
-    )
+    return read_comparison(found, out, prefer=prefer, title=title, metric=metric, baseline=baseline, preset=preset)
 
 
 def read_comparison(

@@ -67,7 +67,7 @@ class Run(OnAxes):
     def fields(self) -> dict[str, Any]:
         """Every field that decides the run, by dotted name, corpora by their hashes where these are known."""
         values, hashes = self.config.decisive(), self.facts.get("data", {})
-        values["data"] = {name: _hashed(value, hashes) for name, value in values["data"].items()}
+        values["data"] = {name: by_content(value, hashes) for name, value in values["data"].items()}
         if self.config.train.init_from in self.graft.get("starts", {}).values():
             values["train"]["init_from"] = self.graft.get("weights")  # grafts of one model start from the same function
             values["model"] |= self.graft.get("fields", {})  # and have what they change for that
@@ -295,10 +295,10 @@ def _always_said(name: str) -> bool:
     return name.startswith("data.") or name in (OPTIMIZER, PARAMETERS)
 
 
-def _hashed(value: Any, hashes: Mapping[str, str]) -> Any:
+def by_content(value: Any, hashes: Mapping[str, str]) -> Any:
     """Data by their content, where it is known."""
     if isinstance(value, list):
-        return [_hashed(item, hashes) for item in value]
+        return [by_content(item, hashes) for item in value]
     return hashes.get(value, value) if isinstance(value, str) else value
 
 

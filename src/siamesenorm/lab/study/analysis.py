@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from siamesenorm.lab.report.statistics import PairedComparison, SeedScores, compare_places, corrected
+from siamesenorm.lab.report.statistics import WORST, PairedComparison, SeedScores, compare_places, corrected
 from siamesenorm.lab.study.cells import StudyCell, cells_of, counts_of, winner
 from siamesenorm.lab.study.law import Law, Speedup, fit_law, left_out, speedup
 from siamesenorm.lab.study.plan import LR, PlanFile, StudyPart, StudyPlan
-from siamesenorm.lab.study.record import WORST, Record
+from siamesenorm.lab.study.record import Record
 
 FLOPS = 6
 """Of training, a parameter and token."""

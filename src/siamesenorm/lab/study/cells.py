@@ -14,11 +14,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grid import QUIET, Cell
-from siamesenorm.lab.study.plan import LR, OPTIMIZER, SCHEDULE, SEED, TOPOLOGY, Corpus, PlanFile, StudyPart, Values
+from siamesenorm.lab.report.records import by_content
+from siamesenorm.lab.study.plan import LR, OPTIMIZER, SCHEDULE, SEED, TOPOLOGY, PlanFile, StudyPart, Values
 from siamesenorm.lab.study.record import Record
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.overrides import as_overrides
@@ -191,13 +192,7 @@ def config_of(file: PlanFile, part: StudyPart, arm: str, seed: int, drawn: Value
 def key_of(file: PlanFile, part: StudyPart, arm: str, seed: int, drawn: Values) -> str:
     """A hash of the recipe and of every field that the plan sets, data by their hashes."""
     fields = _fields(file, part, arm, seed, drawn)
-    corpus = file.plan.corpora[part.corpus]
-    said = {name: _by_content(value, corpus) for name, value in fields.items()}
+    hashes = file.plan.corpora[part.corpus].sha256
+    said = {name: by_content(value, hashes) for name, value in fields.items()}
     text = json.dumps({"recipe": {**file.recipe, "about": ""}, "set": said}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:KEY]
-
-
-def _by_content(value: Any, corpus: Corpus) -> Any:
-    if isinstance(value, list):
-        return [_by_content(item, corpus) for item in value]
-    return corpus.sha256.get(value, value) if isinstance(value, str) else value

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, Strict, ValidationError, model_validator
 
 from siamesenorm.data.reading import read_bytes
 from siamesenorm.errors import ConfigError, DataError, shown
@@ -27,10 +27,10 @@ from siamesenorm.train.yaml import LARGEST, read_yaml
 
 Values = dict[str, Any]
 """Fields of the configuration by dotted name."""
-Strings = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
-Wholes = Annotated[tuple[int, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(map(_real, v)) if isinstance(v, list) else v)]
-Rates = Annotated[Numbers, AfterValidator(lambda v: _positive_and_distinct(v))]
+Strings = Annotated[tuple[str, ...], Strict(False)]  # YAML has lists alone
+Anything = Annotated[tuple[Any, ...], Strict(False)]
+Wholes = Annotated[tuple[int, ...], Strict(False)]
+Rates = Annotated[tuple[float, ...], Strict(False), AfterValidator(lambda v: _positive_and_distinct(v))]
 TOPOLOGY, OPTIMIZER, LR, SEED, SCHEDULE = (
     "model.topology",
     "optimizer.kind",
@@ -46,13 +46,6 @@ NAME, TITLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,39}"), re.compile(r"[^\x
 """Names that go into titles and folders, and words that go into tables."""
 MOST = 4096
 """Configurations, seeds or parts; more are a slip of the finger."""
-
-
-def _real(value: Any) -> Any:
-    try:
-        return float(value) if type(value) is int else value
-    except OverflowError:
-        raise ValueError(f"{shown(value)} is not allowed; it takes a number that a float holds") from None
 
 
 def _positive_and_distinct(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -86,17 +79,7 @@ class Draw(Section):
     low: float | None = Field(default=None, description="Least value.")
     high: float | None = Field(default=None, description="Largest value.")
     scale: Literal["log", "linear"] = Field(default="log", description="Evenly in the logarithm, or in the value.")
-    choices: tuple[Any, ...] | None = Field(default=None, description="Values instead of a range.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        found = {name: _real(value) if name in ("low", "high") else value for name, value in values.items()}
-        if isinstance(found.get("choices"), list):
-            found["choices"] = tuple(found["choices"])
-        return found
+    choices: Anything | None = Field(default=None, description="Values instead of a range.")
 
     @model_validator(mode="after")
     def _check(self) -> Draw:
@@ -198,14 +181,9 @@ class StudyPlan(Section):
     stress: Stress | None = Field(default=None, description="Constant rates above the best.")
     statistics: Statistics = Field(default=Statistics(), description="How figures are compared.")
     cannot_say: Strings = Field(default=(), description="Sentences that stand beside the results.")
-    parts: tuple[StudyPart, ...] = Field(min_length=1, max_length=MOST, description="In the order they are run.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("parts"), list):
-            return {**values, "parts": tuple(values["parts"])}
-        return values
+    parts: Annotated[tuple[StudyPart, ...], Strict(False)] = Field(
+        min_length=1, max_length=MOST, description="In the order they are run."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> StudyPlan:

@@ -21,6 +21,7 @@ from siamesenorm.data.reading import MissingError, first_of, parse_json, read_te
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.inspection.spikes import find_spikes
 from siamesenorm.lab.report.records import Run, read_run, thinned
+from siamesenorm.lab.report.statistics import WORST
 from siamesenorm.train.folder import WEIGHTS, read_metrics
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ FIRST = 100
 DIGITS = 6
 LOOKED_AT = 1024
 """Tokens in which the largest activation is looked for."""
-WORST = ("diverged", "stuck")
 PLAN_DIGITS = 12
 """Of the hash of a plan."""
 

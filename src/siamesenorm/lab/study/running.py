@@ -116,6 +116,16 @@ def open_study(path: Path | str, folder: Path | str) -> Study:
     return Study(Path(path), file, folder, read_ledger(folder), read_history(folder))
 
 
+def check_cells(folder: Path) -> None:
+    """Raise where a folder of runs cannot be made, or is none."""
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    except OSError as error:
+        raise ConfigError.failed("--cells", folder, "made", error) from None
+    if not there.is_dir():
+        raise ConfigError.not_allowed("--cells", str(folder), "a folder")
+
+
 def read_history(folder: Path) -> list[Version]:
     """Plans that cells of a results folder were run under; none where there is no such folder yet."""
     try:
@@ -149,7 +159,7 @@ def check_data(study: Study, parts: Sequence[StudyPart]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Left:
+class StageProgress:
     """How far a stage of a part is."""
 
     part: str
@@ -160,7 +170,7 @@ class Left:
     """That the rest takes by what such runs have taken; None where none has been run."""
 
 
-def left(study: Study) -> list[Left]:
+def stage_progress(study: Study) -> list[StageProgress]:
     """What is done and what is left, stage by stage."""
     found = []
     for part in study.file.plan.parts:
@@ -168,7 +178,7 @@ def left(study: Study) -> list[Left]:
         for stage, of in counts_of(study.file, part).items():
             done = sum(cell.stage == stage and cell.key in study.records for cell in cells)
             seconds = _seconds_each(study, part)
-            found.append(Left(part.name, stage, done, of, None if seconds is None else seconds * (of - done)))
+            found.append(StageProgress(part.name, stage, done, of, None if seconds is None else seconds * (of - done)))
     return found
 
 
@@ -179,7 +189,7 @@ def _seconds_each(study: Study, part: StudyPart) -> float | None:
     return statistics.fmean(record.processor_seconds or 0.0 for record in near) if near else None
 
 
-class Keeper(GridWatcher):
+class LedgerWriter(GridWatcher):
     """Keeps the record of every cell that ends, while another watcher shows the cells."""
 
     def __init__(self, study: Study, shown: GridWatcher) -> None:
@@ -271,14 +281,14 @@ def _run_wave(
         text = f"{wave[0].part}: {len(wave)} cells, {engine.jobs} at a time"
         console.print(text, style="dim", markup=False)
     with open_table(places, console) as shown:
-        keeper = Keeper(study, shown)
+        writer = LedgerWriter(study, shown)
         for place in places:
             if place.state in DONE:  # run before, and the record was lost
-                keeper.keep(place)
-        complete = engine.run(places, provenance, keeper)
+                writer.keep(place)
+        complete = engine.run(places, provenance, writer)
     for place in places:  # a last word may have come with the end of a process
         if place.state in DONE:
-            keeper.keep(place)
+            writer.keep(place)
     return complete, places
 
 
@@ -315,6 +325,21 @@ def begun(study: Study) -> Iterator[None]:
                 with whole_file(folder / COPY) as copy:
                     copy.write(file.text)
         yield
+
+
+def merge_records(study: Study, folders: Sequence[Path]) -> list[str]:
+    """Take in the records of other results folders, each cell once; sentences about what came of it."""
+    ledgers = []
+    for folder in folders:
+        if not (folder / LEDGER).is_file():
+            raise ConfigError(f"--merge: {str(folder)!r} has no {LEDGER}; it takes the results folder of a study")
+        ledgers.append(read_ledger(folder))
+    with begun(study):
+        before = len(study.records)
+        study.records, conflicts = merged(study.records, ledgers)
+        with writing(study.folder):
+            write_ledger(study.folder, study.records)
+    return [f"{len(study.records) - before} records were taken in, {len(study.records)} are there now", *conflicts]
 
 
 def challenge(

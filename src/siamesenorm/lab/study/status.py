@@ -11,7 +11,7 @@ from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.engines import CellEngine
 from siamesenorm.lab.study.cells import config_of, counts_of, find_cell
 from siamesenorm.lab.study.record import Record
-from siamesenorm.lab.study.running import Study, challenge, left
+from siamesenorm.lab.study.running import Study, challenge, stage_progress
 from siamesenorm.terminal import plain_table
 from siamesenorm.train.display import clock
 from siamesenorm.train.dry_run import estimate
@@ -20,7 +20,7 @@ from siamesenorm.train.dry_run import estimate
 def show_status(study: Study, console: Console) -> None:
     """Parts and stages with cells done, cells in all, and the time that is left."""
     table = plain_table("part", "stage", "done", "of", "left", words=2)
-    rows = left(study)
+    rows = stage_progress(study)
     for row in rows:
         rest = "" if row.done == row.of else "?" if row.seconds is None else clock(row.seconds)
         table.add_row(Text(row.part), row.stage, str(row.done), str(row.of), rest)
