@@ -28,6 +28,7 @@ from siamesenorm.layers.rotary import CosSin
 from siamesenorm.models.lm.model import LanguageModel
 from siamesenorm.models.parametrization import width_ratio
 from siamesenorm.models.stack import Block
+from siamesenorm.residual.depth import make_factors_plain
 from siamesenorm.residual.flow import output_of
 
 
@@ -68,6 +69,7 @@ class SiameseNormModel(nn.Module):
             divide_attention(block.attention, c.dim, vllm_config, window, f"{prefix}.attention")
             block.ffn = divided_ffn(block.ffn, vllm_config, f"{prefix}.ffn")
             materialise(block)
+            make_factors_plain(block)
             return block
 
         rank = get_pp_group()
