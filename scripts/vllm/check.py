@@ -44,7 +44,6 @@ NEW_TOKENS, LENGTHS = 16, (80, 23, 70, 9)
 SIZES: dict[str, Any] = {"vocab_size": 260, "dim": 128, "blocks": 4, "heads": 4, "ffn_dim": 192, "max_length": 256}
 PARTS = ("native", "transformers", "server", "tensor", "pipeline", "compiled", "compiled pipeline")
 CHOSEN = {
-    "compiled": ("siamese", "siamese:form=hybrid_pre", "pre", "hyper", "mhc", "attnres", "gr", "window+full", "moe"),
     "compiled pipeline": ("siamese", "hyper"),
     "server": ("siamese",),
 }

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from residual.stacks import PAIR, D, every_row, make, make_sublayers, randomise
 from siamesenorm.interop.vllm.streams import Wire
 from siamesenorm.residual import Flow
+from siamesenorm.residual.depth import make_factors_plain
 
 BLOCKS, TOKENS = 4, 5
 
@@ -48,3 +49,26 @@ def test_importing_the_plugin_imports_neither_vllm_nor_transformers():
 
     code = "import sys, siamesenorm.interop.vllm; assert not {'vllm', 'transformers', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@every_row
+def test_depth_factors_become_numbers(row):
+    """The plugin's models hold no factor as a tensor, and flow as before."""
+    topology, sublayers = make(row.text, BLOCKS), make_sublayers([PAIR] * BLOCKS)
+    randomise(topology)
+    x = torch.randn(1, TOKENS, D, dtype=torch.float64)
+    expected = topology(x, sublayers)
+    make_factors_plain(topology)
+    held = [v for m in topology.modules() for v in vars(m).values() if isinstance(v, torch.Tensor) and not v.dim()]
+    assert not held
+    assert_close(topology(x, sublayers), expected)
+
+
+def test_compiles_ahead_of_time():
+    """As vLLM compiles: without a second try, which a factor held as a tensor would need."""
+    topology, sublayers = make("siamese", 2), make_sublayers([PAIR] * 2)
+    make_factors_plain(topology)
+    x = torch.randn(1, TOKENS, D, dtype=torch.float64)
+    compiled = torch.compile(lambda x: topology(x, sublayers), fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        assert_close(compiled.aot_compile(((x,), {}))(x), topology(x, sublayers))
