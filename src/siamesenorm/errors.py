@@ -26,7 +26,13 @@ class InputError(ValueError):
     @classmethod
     def not_allowed(cls, field: str, value: object, allowed: str | Iterable[object], when: str = "") -> InputError:
         """``FIELD: VALUE is not allowed WHEN; it takes ALLOWED``, which is words or a list of names."""
-        return cls(f"{field}: {named(value)} is not allowed{when and ' ' + when}; it takes {in_words(allowed)}")
+        return cls.refused(field, value, f"it takes {in_words(allowed)}", when)
+
+    @classmethod
+    def refused(cls, field: str, value: object, why: str = "", when: str = "") -> InputError:
+        """``FIELD: VALUE is not allowed WHEN; WHY``; a field that ends in ``=`` is written ``FIELD = VALUE``."""
+        between = " " if field.endswith("=") else ": "
+        return cls(f"{field}{between}{named(value)} is not allowed{when and ' ' + when}{why and '; ' + why}")
 
     @classmethod
     def unknown(cls, field: str, value: object, known: Iterable[object]) -> InputError:

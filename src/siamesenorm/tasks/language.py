@@ -113,9 +113,8 @@ class LanguageTask(Task):
             corpus.vocab_size = size
             corpus.read(0, min(len(corpus), FIRST_TOKENS))
         elif corpus.vocab_size > size:
-            raise DataError(
-                f"model.vocab_size = {size} is not allowed; "
-                f"it takes {corpus.vocab_size} or more for the tokens of {corpus.name!r}"
+            raise DataError.not_allowed(
+                "model.vocab_size =", size, f"{corpus.vocab_size} or more for the tokens of {corpus.name!r}"
             )
 
     @property
