@@ -40,6 +40,11 @@ class InputError(ValueError):
         return cls(f"{field}: {named(value)} is not known; it takes {in_words(known)}")
 
     @classmethod
+    def unknown_name(cls, field: str, name: object, known: Iterable[str]) -> InputError:
+        """``FIELD: unknown name NAME; known names: …``, of things that a registry lists."""
+        return cls(f"{field}: unknown name {shown(name)}; known names: {', '.join(known)}")
+
+    @classmethod
     def failed(cls, field: str, path: object, done: str, error: BaseException) -> InputError:
         """``FIELD: PATH cannot be DONE: REASON``, the reason in the system's or library's words."""
         reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__

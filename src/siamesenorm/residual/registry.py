@@ -145,7 +145,7 @@ def find_topology(name: str) -> type[Topology]:
     if not isinstance(name, str) or name not in TOPOLOGIES:
         register_waiting()
     if not isinstance(name, str) or name not in TOPOLOGIES:
-        raise TopologyError(f"topology: unknown name {shown(name)}; known names: {', '.join(TOPOLOGIES)}")
+        raise TopologyError.unknown_name("topology", name, TOPOLOGIES)
     return TOPOLOGIES[name]
 
 
