@@ -26,12 +26,23 @@ class InputError(ValueError):
     @classmethod
     def not_allowed(cls, field: str, value: object, allowed: str | Iterable[object], when: str = "") -> InputError:
         """``FIELD: VALUE is not allowed WHEN; it takes ALLOWED``, which is words or a list of names."""
-        return cls(f"{field}: {named(value)} is not allowed{when and ' ' + when}; it takes {in_words(allowed)}")
+        return cls.refused(field, value, f"it takes {in_words(allowed)}", when)
+
+    @classmethod
+    def refused(cls, field: str, value: object, why: str = "", when: str = "") -> InputError:
+        """``FIELD: VALUE is not allowed WHEN; WHY``; a field that ends in ``=`` is written ``FIELD = VALUE``."""
+        between = " " if field.endswith("=") else ": "
+        return cls(f"{field}{between}{named(value)} is not allowed{when and ' ' + when}{why and '; ' + why}")
 
     @classmethod
     def unknown(cls, field: str, value: object, known: Iterable[object]) -> InputError:
         """``FIELD: VALUE is not known; it takes one of …``."""
         return cls(f"{field}: {named(value)} is not known; it takes {in_words(known)}")
+
+    @classmethod
+    def unknown_name(cls, field: str, name: object, known: Iterable[str]) -> InputError:
+        """``FIELD: unknown name NAME; known names: …``, of things that a registry lists."""
+        return cls(f"{field}: unknown name {shown(name)}; known names: {', '.join(known)}")
 
     @classmethod
     def failed(cls, field: str, path: object, done: str, error: BaseException) -> InputError:

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 
 from siamesenorm.errors import ConfigError
 from siamesenorm.tasks import find_task
-from siamesenorm.train.parallel import parallelize
 from siamesenorm.train.divergence import Verdict, locate
 from siamesenorm.train.engine import Engine
 from siamesenorm.train.folder import RunFolder, read_metrics
 from siamesenorm.train.loop import train
+from siamesenorm.train.parallel import parallelize
 from siamesenorm.train.parallel.experts import experts_of
 from siamesenorm.train.recipes import resolve
 from siamesenorm.train.yaml import write_yaml

@@ -98,7 +98,7 @@ def evaluate(
         check_task(checkpoint, "language")  # before the harness reads its thousands of files
     if parallel is not None and (parallel not in PARALLEL or not alone):
         allowed = f"it takes one of {', '.join(PARALLEL)}" if alone else "it takes a run without --tasks and --text"
-        raise InteropError(f"--parallel: {parallel!r} is not allowed; {allowed}")
+        raise InteropError.refused("--parallel", parallel, allowed)
     with computing(device, precision, parallel) as place:
         console = Console(quiet=not place.is_main)
         with loading():

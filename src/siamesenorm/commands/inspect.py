@@ -79,9 +79,7 @@ def inspect(
         from siamesenorm.lab.inspection import coordinates_report as report
 
         if text is not None:
-            raise InspectionError(
-                f"--text: {str(text)!r} is not allowed with --coordinates, which reads the recipe's data"
-            )
+            raise InspectionError.refused("--text", text, when="with --coordinates, which reads the recipe's data")
         found = report.check_recipe(
             str(run),
             overrides or [],
@@ -99,7 +97,7 @@ def inspect(
             raise InspectionError(f"{overrides[0]!r} is not allowed; only --coordinates takes fields to change")
         for option, given in (("--widths", widths), ("--depths", depths)):
             if given != "1,2,4":
-                raise InspectionError(f"{option}: {given!r} is not allowed without --coordinates")
+                raise InspectionError.refused(option, given, when="without --coordinates")
         found = looking.inspect_folder(run, text, tokens, removal=removal, console=Console(stderr=True))
         show_found, write, place = terminal.show, page.write_report, looking.default_folder(run)
     if as_json:

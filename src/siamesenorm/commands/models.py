@@ -42,7 +42,7 @@ def models(
         Residual(topology, dim=2, blocks=1)  # a wrong name or option ends here, in one sentence
     known = [key for family in FAMILIES.values() for key in family.presets]
     if name is not None and name not in known:
-        raise ConfigError(f"model: unknown name {name!r}; known names: {', '.join(known)}")
+        raise ConfigError.unknown_name("model", name, known)
     whole = name is not None or as_json  # the table does not show activations, which take the longest to count
     described = [describe(key, changes, activations=whole) for key in ([name] if name else known)]
     if as_json:

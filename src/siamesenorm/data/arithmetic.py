@@ -81,9 +81,9 @@ class Arithmetic:
         for name, low, high in (("problems", LINES, 10**12), ("digits", 1, 30), ("product_digits", 1, 30)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise DataError(f"arithmetic: {name} = {value!r} is not allowed; it takes {low} to {high}")
+                raise DataError.not_allowed(f"arithmetic: {name} =", value, f"{low} to {high}")
         if not 0.001 <= self.held_out <= 0.9:
-            raise DataError(f"arithmetic: held_out = {self.held_out!r} is not allowed; it takes 0.001 to 0.9")
+            raise DataError.not_allowed("arithmetic: held_out =", self.held_out, "0.001 to 0.9")
 
     @classmethod
     def parse(cls, text: str, seed: int = 0) -> Arithmetic:
@@ -99,7 +99,7 @@ class Arithmetic:
             try:
                 values[name] = kinds[name](value)
             except ValueError:
-                raise DataError(f"arithmetic: {name} = {value!r} is not allowed; it takes a number") from None
+                raise DataError.not_allowed(f"arithmetic: {name} =", value, "a number") from None
         return cls(**values)  # type: ignore[arg-type]
 
     def split_of(self, problem: Problem) -> str:

@@ -32,7 +32,7 @@ class Batches(ABC):
         pin_memory: bool = False,
     ) -> None:
         if not 0 <= rank < world_size:
-            raise DataError(f"rank: {rank} is not allowed; with world_size {world_size} it takes 0 to {world_size - 1}")
+            raise DataError.refused("rank", rank, f"with world_size {world_size} it takes 0 to {world_size - 1}")
         if global_batch_size < world_size:
             raise DataError.not_allowed("global_batch_size", global_batch_size, f"world_size {world_size} or more")
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size

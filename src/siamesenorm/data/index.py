@@ -125,7 +125,7 @@ def check_settings(**values: object) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"][0].lower() + first["msg"][1:]
-        raise DataError(f"{first['loc'][0]}: {first['input']!r} is not allowed; {message}") from None
+        raise DataError.refused(str(first["loc"][0]), first["input"], message) from None
 
 
 def read_index(folder: str | Path) -> Index:

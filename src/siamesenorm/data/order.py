@@ -106,12 +106,12 @@ def _slots(weights: Sequence[float], count: int) -> SampleNumbers:
         raise DataError(f"weights: {len(weights)} given for {count} corpora; one each is needed")
     for weight in weights:
         if not (math.isfinite(weight) and weight > 0):
-            raise DataError(f"weights: {weight!r} is not allowed; a weight is a number above 0")
+            raise DataError.refused("weights", weight, "a weight is a number above 0")
     exact = np.asarray(weights, dtype=np.float64) / math.fsum(weights) * SLOTS
     shares = np.floor(exact).astype(np.int64)
     for number in np.argsort(-(exact - shares), kind="stable")[: SLOTS - int(shares.sum())]:
         shares[number] += 1
     if not shares.all():
         smallest = min(weights)
-        raise DataError(f"weights: {smallest!r} is not allowed; a weight is at least 1/{SLOTS} of their sum")
+        raise DataError.refused("weights", smallest, f"a weight is at least 1/{SLOTS} of their sum")
     return np.cumsum([0, *shares])

@@ -95,7 +95,7 @@ def _embedded(name: str, seed: int) -> Source:
     if base == "arithmetic":
         return ArithmeticCorpus(name, Arithmetic.parse(options, seed))
     if colon:
-        raise DataError(f"source: {name!r} is not allowed; {base} has no options")
+        raise DataError.refused("source", name, f"{base} has no options")
     return PythonCorpus(base)
 
 

@@ -202,7 +202,7 @@ def fingerprint_of(text: str, eos_token: str) -> str:
 
 def _byte_tokenizer(eos: str | None) -> ByteTokenizer:
     if eos not in (None, END_OF_DOCUMENT):
-        raise DataError(f"eos: {eos!r} is not allowed; the byte tokenizer ends documents with {END_OF_DOCUMENT!r}")
+        raise DataError.refused("eos", eos, f"the byte tokenizer ends documents with {END_OF_DOCUMENT!r}")
     return ByteTokenizer()
 
 

@@ -172,7 +172,7 @@ def tokens_in_memory(texts: Iterable[str], tokenizer: Tokenizer, name: str) -> T
 def _prepared(folder: Path, split: str) -> Tokens:
     index = read_index(folder)
     if split not in index.splits:
-        raise DataError(f"split: {split!r} is not allowed; {str(folder)!r} has {', '.join(index.splits)}")
+        raise DataError.refused("split", split, f"{str(folder)!r} has {', '.join(index.splits)}")
     found = index.splits[split]
     dtype = DTYPES[index.dtype]
     for shard in found.shards:

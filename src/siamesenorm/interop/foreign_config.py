@@ -36,7 +36,7 @@ def whole_number(config: Mapping[str, Any], name: str, default: int | None = Non
     value = config.get(name)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise OfficialError(f"config: {name} = {value!r} is not allowed; it takes a whole number from 1")
+        raise OfficialError.not_allowed(f"config: {name} =", value, "a whole number from 1")
     return value
 
 
@@ -44,7 +44,7 @@ def number(config: Mapping[str, Any], name: str, default: float) -> float:
     """A field that must be a number above 0."""
     value = config.get(name, default)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise OfficialError(f"config: {name} = {value!r} is not allowed; it takes a number above 0")
+        raise OfficialError.not_allowed(f"config: {name} =", value, "a number above 0")
     return value
 
 

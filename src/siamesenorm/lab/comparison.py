@@ -62,7 +62,7 @@ class ComparisonRequest:
         task = self.grid.cells()[0].config.task
         if self.text is not None and task != "language":
             text = str(self.text)
-            raise ConfigError(f"--text: {text!r} is not allowed; the recipe is one of {task}, not of language")
+            raise ConfigError.refused("--text", text, f"the recipe is one of {task}, not of language")
 
     def dry_run(self, engine: str = "local", jobs: int | None = None) -> Iterable[Table | str]:
         """What it would take; nothing is written."""
@@ -133,18 +133,16 @@ def parse_request(
     """The request of a command line; fields: more of `sets`, behind the recipe; axes: those of `make_grid`."""
     if fields and "=" not in fields[0]:
         if recipe is not None:
-            raise ConfigError(
-                f"--recipe: {recipe!r} is not allowed beside the recipe {fields[0]!r}; it takes one of the two"
-            )
+            raise ConfigError.not_allowed("--recipe", recipe, "one of the two", f"beside the recipe {fields[0]!r}")
         recipe, *fields = fields
     if model is not None and (recipe is not None or preset is not None):
-        raise ConfigError(f"--model: {model!r} is not allowed with a recipe or preset; it takes the place of both")
+        raise ConfigError.refused("--model", model, "it takes the place of both", when="with a recipe or preset")
     own = None if model is None else open_model_file(model)
     if own is not None and text is not None:
         own, text = dataclasses.replace(own, data=text), None
     source = None if graft is None else open_graft_source(graft)
     if source is not None and own is not None:
-        raise ConfigError(f"--graft: {str(graft)!r} is not allowed with --model, whose weights are its own")
+        raise ConfigError.refused("--graft", graft, when="with --model, whose weights are its own")
     chosen, out = find_preset(preset), folder or default_folder(preset, model if recipe is None else Path(recipe).stem)
     named = recipe if own is None else own_recipe(own, str(model))
     grid = make_grid(recipe=named, preset=chosen, source=source, out=out, sets=[*sets, *fields], **axes)

@@ -41,9 +41,9 @@ def export_folder(
         raise ConfigError.not_allowed("--to", to, (*FORMATS, *ARCHITECTURES))
     if dtype is not None and (dtype not in DTYPES or to == "diffusers"):
         allowed = "a pipeline keeps the run's" if to == "diffusers" else f"it takes one of {', '.join(DTYPES)}"
-        raise ConfigError(f"--dtype: {dtype!r} is not allowed; {allowed}")
+        raise ConfigError.refused("--dtype", dtype, allowed)
     if shard_size is not None and to in FORMATS and to != "hf":
-        raise ConfigError(f"--shard-size: {shard_size!r} is not allowed with --to {to}; it takes a Hugging Face folder")
+        raise ConfigError.not_allowed("--shard-size", shard_size, "a Hugging Face folder", f"with --to {to}")
     size = parse_size(shard_size or SHARD, "--shard-size")
     check_export(run, target, to, overwrite)
     weights = None if dtype is None else getattr(torch, dtype)
@@ -93,7 +93,7 @@ def check_export(run: Path, target: Path, to: str, overwrite: bool) -> None:
         if not overwrite or is_file == target.is_dir():
             raise ConfigError(f"target: {str(target)!r} is there already; --overwrite replaces a {to} export")
         if target.resolve() in (run.resolve(), *run.resolve().parents):
-            raise ConfigError(f"target: {str(target)!r} is not allowed; the run lies in it")
+            raise ConfigError.refused("target", target, "the run lies in it")
         if is_file and not (is_export if to == "safetensors" else is_gguf_export)(target):
             raise ConfigError(f"target: {str(target)!r} is not replaced; it is no file that an export wrote")
     if is_file:
@@ -108,6 +108,6 @@ def export_pipeline(run: Path, target: Path, vae: Path | None, overwrite: bool =
         from siamesenorm.interop.diffusers import export
     found = open_generator(run)
     if vae is not None and not found.latent:
-        raise ConfigError(f"--vae: {str(vae)!r} is not allowed; this model makes pixels")
+        raise ConfigError.refused("--vae", vae, "this model makes pixels")
     names, clip = found.class_names or None, not found.latent
     export(found.model, found.process, target, class_names=names, vae=vae, clip=clip, overwrite=overwrite)

@@ -43,7 +43,7 @@ class ModelToGraft:
     def check_target(self, target: Path, overwrite: bool) -> None:
         """Raise where a graft cannot be written, before there is work that would be lost."""
         if target.resolve().is_relative_to(self.folder.resolve()):
-            raise ConfigError(f"target: {str(target)!r} is not allowed; it lies in the source, which stays as it is")
+            raise ConfigError.refused("target", target, "it lies in the source, which stays as it is")
         if self.live is None:
             check_target(target, overwrite)
         elif os.path.lexists(target):
@@ -71,7 +71,7 @@ class ModelToGraft:
 def open_model_to_graft(folder: Path, at: int | None = None) -> ModelToGraft:
     """The model of a folder or GGUF file, and whether it is that of a run which goes on."""
     if is_model(folder) and at is not None:
-        raise ConfigError(f"--at: {at} is not allowed; {str(folder)!r} is a model and no run")
+        raise ConfigError.refused("--at", at, f"{str(folder)!r} is a model and no run")
     run = RunFolder(folder)
     if run.exists and not is_model(folder) and (at is not None or run.status().get("state") != "finished"):
         live = open_live(folder, at)

@@ -67,7 +67,7 @@ def record(
     called. An exception leaves it as failed, Ctrl-C as interrupted; such a run can be recorded again in its folder.
     """
     if tokens is not None and samples is not None:
-        raise ConfigError(f"samples: {samples} is not allowed beside tokens = {tokens}; it takes one of the two")
+        raise ConfigError.not_allowed("samples", samples, "one of the two", f"beside tokens = {tokens}")
     task = OwnTask if tokens is None else OwnLanguageTask
     values = {
         "task": task.name,
@@ -127,7 +127,7 @@ class Recording:
         lines = [] if self.restart else read_metrics(self.folder)
         losses = {line["step"]: line for line in lines if "loss" in line and line["step"] <= self.number}
         if self.number and not losses:
-            raise ConfigError(f"resume_from: {self.number} is not allowed; no step is recorded in {str(self.folder)!r}")
+            raise ConfigError.refused("resume_from", self.number, f"no step is recorded in {str(self.folder)!r}")
         self.run.begin(self.config, "restart" if self.restart else "auto")
         self.facts = Facts(self.folder, self.config, alone=True)
         self.facts.begin(anew=self.restart)

@@ -69,7 +69,7 @@ class SampleRequest:
         sampler = Sampler(name, self.steps, self.guidance, self.guidance_channels, clip=not generator.latent)
         sampler.check(generator.process)
         if self.guidance != 1 and not generator.model.config.class_dropout:
-            raise ConfigError(f"guidance: {self.guidance} is not allowed; a model that saw every label takes 1")
+            raise ConfigError.refused("guidance", self.guidance, "a model that saw every label takes 1")
         decode = generator.decoder(self.vae, place.device)
         wanted = f"0-{generator.model.config.classes - 1}" if self.classes is None else self.classes
         chosen = list(dict.fromkeys(generator.classes(wanted)))

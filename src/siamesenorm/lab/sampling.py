@@ -80,7 +80,7 @@ class Generator:
         """From what the model makes to bytes; an autoencoder computes on the device, in its own precision."""
         if not self.latent:
             if autoencoder is not None:
-                raise ConfigError(f"vae: {str(autoencoder)!r} is not allowed; this model makes pixels")
+                raise ConfigError.refused("vae", autoencoder, "this model makes pixels")
             return to_bytes
         if autoencoder is None:
             raise ConfigError("vae: is missing; a model of latents takes the folder of their AutoencoderKL")
@@ -111,7 +111,7 @@ class Generator:
                 continue
             if part.casefold() == UNCONDITIONAL:
                 if not c.class_dropout:
-                    raise ConfigError(f"classes: {part!r} is not allowed; this model saw every label")
+                    raise ConfigError.refused("classes", part, "this model saw every label")
                 found.append(c.classes)
                 continue
             if part.isdecimal():

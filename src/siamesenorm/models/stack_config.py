@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from siamesenorm.errors import FieldError
 from siamesenorm.field_errors import PlainModel
 from siamesenorm.residual import Residual
 
@@ -60,7 +61,7 @@ class StackConfig(PlainModel):
     def check_heads(self, otherwise: str = "") -> None:
         """Raise where the heads do not share the width evenly."""
         if self.dim % self.heads:
-            raise ValueError(f"heads = {self.heads} is not allowed; it takes a divisor of dim = {self.dim}{otherwise}")
+            raise FieldError.not_allowed("heads =", self.heads, f"a divisor of dim = {self.dim}{otherwise}")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,6 @@ class Preset(Generic[Config]):
 def changed(presets: Mapping[str, Preset[Config]], name: str, changes: Mapping[str, Any]) -> Config:
     """The configuration of one of the presets, checked again with some of its fields changed."""
     if name not in presets:
-        raise ValueError(f"model: unknown name {name!r}; known names: {', '.join(presets)}")
+        raise FieldError.unknown_name("model", name, presets)
     config = presets[name].config
     return type(config).model_validate({**config.model_dump(), **changes})

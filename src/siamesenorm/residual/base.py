@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from siamesenorm.errors import TopologyError, shown
+from siamesenorm.errors import TopologyError
 from siamesenorm.residual.depth import depth_factor
 from siamesenorm.residual.drop import Drop, Keep
 from siamesenorm.residual.flow import Flow, Streams, check_output, output_of
@@ -225,7 +225,7 @@ class Topology(NeedsOnOffer, nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
-            raise TopologyError(f"{self.name}: dim = {shown(dim)} is not allowed; it takes a whole number from 1")
+            raise TopologyError.not_allowed(f"{self.name}: dim =", dim, "a whole number from 1")
         self.dim = dim
         self.base_blocks, self.places = base_blocks, lay_out(blocks, base_blocks)
         self.norms = Norms.of(norm)

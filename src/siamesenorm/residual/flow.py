@@ -61,7 +61,7 @@ class Flow:
     def __init__(self, topology: Topology, x: Tensor | None = None, *, streams: Streams = None, at: int = 0) -> None:
         self.topology, self.index = topology, at
         if not 0 <= at <= len(topology.links):
-            raise TopologyError(f"{topology.name}: at = {at} is not allowed; it takes 0 to {len(topology.links)}")
+            raise TopologyError.not_allowed(f"{topology.name}: at =", at, f"0 to {len(topology.links)}")
         if (x is None) == (streams is None):
             raise TopologyError(f"{topology.name}: a pass starts from an embedding or from streams, one of the two")
         topology.check_needs()

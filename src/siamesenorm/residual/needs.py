@@ -99,7 +99,7 @@ class NeedsOnOffer:
     def open_all_needs(self, state: NeedsState) -> None:
         """Note what is needed where, unless it is said to be met elsewhere, or waived."""
         if state not in get_args(NeedsState):
-            raise TopologyError(f"{self.name}: needs = {shown(state)} is not allowed; it takes check, met or waived")
+            raise TopologyError.not_allowed(f"{self.name}: needs =", state, "check, met or waived")
         self.open_needs, self.lent = set(), []
         has_rule = not self.init_rule.is_neutral
         for place in self.places if state == "check" else []:
@@ -115,9 +115,7 @@ class NeedsOnOffer:
         """The norms that this topology wants inside the attention at `place`; to be kept in that attention."""
         for name, value in (("head_dim", head_dim), ("heads", heads), ("kv_heads", kv_heads or heads)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise TopologyError(
-                    f"{self.name}: {name} = {shown(value)} is not allowed; it takes a whole number from 1"
-                )
+                raise TopologyError.not_allowed(f"{self.name}: {name} =", value, "a whole number from 1")
         needs = self._needs_of(place)
         self.open_needs.discard(("attention_norms", place.index))
         kind = needs.attention_norm

@@ -67,7 +67,7 @@ def lay_out(blocks: Blocks, base_blocks: int | None = None) -> list[Place]:
         raise TopologyError.not_allowed("blocks", blocks, "a number or a list of sublayer kinds per block")
     if isinstance(blocks, int):
         if blocks < 1:
-            raise TopologyError(f"blocks: {shown(blocks)} is not allowed; a stack has at least 1 block")
+            raise TopologyError.refused("blocks", blocks, "a stack has at least 1 block")
         blocks = [("attention", "ffn")] * blocks
     known, kinds = get_args(SublayerKind), [tuple([b] if isinstance(b, str) else b) for b in blocks]
     if not kinds or not all(kinds):

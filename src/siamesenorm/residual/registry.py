@@ -96,7 +96,7 @@ def register(topology: type[Topology]) -> type[Topology]:
         )
     name = topology.name
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise TopologyError(f"register: name = {shown(name)} is not allowed; it takes a-z, 0-9 and _, a letter first")
+        raise TopologyError.not_allowed("register: name =", name, "a-z, 0-9 and _, a letter first")
     known = {**TRANSITIONS, **TOPOLOGIES}.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (topology.__module__, topology.__qualname__):
         raise TopologyError(f"register: name = {shown(name)} is taken by {known.__module__}.{known.__qualname__}")
@@ -145,7 +145,7 @@ def find_topology(name: str) -> type[Topology]:
     if not isinstance(name, str) or name not in TOPOLOGIES:
         register_waiting()
     if not isinstance(name, str) or name not in TOPOLOGIES:
-        raise TopologyError(f"topology: unknown name {shown(name)}; known names: {', '.join(TOPOLOGIES)}")
+        raise TopologyError.unknown_name("topology", name, TOPOLOGIES)
     return TOPOLOGIES[name]
 
 
@@ -232,5 +232,5 @@ def create_part(
         raise TopologyError(f"siamese: {role} = {shown(name)} is not allowed, because it {why}; {role} takes {allowed}")
     part = found(dim, blocks, norm=norm, part=True, base_blocks=base_blocks, options=options)
     if part.options.prores:
-        raise TopologyError(f"siamese: {role} = {shown(topology)} is not allowed; prores belongs to the pair")
+        raise TopologyError.refused(f"siamese: {role} =", topology, "prores belongs to the pair")
     return part

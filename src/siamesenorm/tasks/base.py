@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from siamesenorm.data.batches import Batch as Batch
 from siamesenorm.data.batches import Batches
+from siamesenorm.errors import FieldError
 from siamesenorm.field_errors import PlainModel
 from siamesenorm.tasks.metrics import Metric, Metrics
 from siamesenorm.tasks.sharing import Gather, Sharing, is_divided
@@ -211,4 +212,4 @@ def check_limits(model: BaseModel, **more: int) -> None:
     """Raise ValueError where a field of a model section is beyond `LIMITS`, or beyond those of the task's own."""
     for name, most in {**LIMITS, **more}.items():
         if getattr(model, name) > most:
-            raise ValueError(f"model.{name} = {getattr(model, name)} is not allowed; it takes up to {most}")
+            raise FieldError.not_allowed(f"model.{name} =", getattr(model, name), f"up to {most}")

@@ -15,6 +15,7 @@ from siamesenorm.data.atomic import whole_file, write_json
 from siamesenorm.data.images.loader import TestImages, TrainingImages
 from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm, seeded
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform, per_channel
+from siamesenorm.errors import FieldError
 from siamesenorm.models.vit import VisionTransformer, ViTConfig, count_vit
 from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Task, check_limits
 from siamesenorm.tasks.classification_config import (
@@ -62,14 +63,14 @@ class ClassificationTask(ImageTask):
         loss: ClassificationLossConfig = config.loss
         check_limits(model, classes=2**20, channels=3)
         if model.channels == 2:
-            raise ValueError("model.channels = 2 is not allowed; it takes 1 or 3")
+            raise FieldError.not_allowed("model.channels =", 2, "1 or 3")
         if model.classes < 2 or model.pool == "none":
-            raise ValueError(f"model.classes = {model.classes} is not allowed; a classifier takes 2 or more and a pool")
+            raise FieldError.refused("model.classes =", model.classes, "a classifier takes 2 or more and a pool")
         for name in ("mean", "std"):
             values = getattr(data, name)
             if len(values) not in (1, model.channels) or (name == "std" and min(values) <= 0):
                 allowed = f"1 or model.channels = {model.channels} numbers{' above 0' if name == 'std' else ''}"
-                raise ValueError(f"data.{name} = {list(values)} is not allowed; it takes {allowed}")
+                raise FieldError.not_allowed(f"data.{name} =", list(values), allowed)
         if model.distilled != (loss.teacher is not None):
             raise ValueError(
                 f"loss.teacher = {loss.teacher or 'null'} is not allowed with model.distilled = "
@@ -78,7 +79,7 @@ class ClassificationTask(ImageTask):
         for name in ("batch_size", "micro_batch_size"):
             size = getattr(config.train, name)
             if (loss.mixup or loss.cutmix) and isinstance(size, int) and size % 2:
-                raise ValueError(f"train.{name} = {size} is not allowed; mixing takes even numbers of images")
+                raise FieldError.refused(f"train.{name} =", size, "mixing takes even numbers of images")
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

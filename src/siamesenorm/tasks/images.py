@@ -171,8 +171,7 @@ class ImageTask(Task):
 def fitting(images: ImageSet, source: str, classes: int) -> ImageSet:
     """The same images, or a sentence where a model has fewer classes than they."""
     if len(images.class_names) > classes:
-        raise DataError(
-            f"model.classes = {classes} is not allowed; it takes {len(images.class_names)} or more "
-            f"for the classes of {source!r}"
+        raise DataError.not_allowed(
+            "model.classes =", classes, f"{len(images.class_names)} or more for the classes of {source!r}"
         )
     return images

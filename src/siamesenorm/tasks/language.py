@@ -17,7 +17,7 @@ from siamesenorm.data.choices import Choice, arithmetic_choices, score_choices
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.data.tokens import Tokens
-from siamesenorm.errors import DataError
+from siamesenorm.errors import DataError, FieldError
 from siamesenorm.layers.mlp import GATED
 from siamesenorm.models.counts import FLOAT32
 from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
@@ -62,14 +62,11 @@ class LanguageTask(Task):
         data: TextDataConfig = config.data
         check_limits(model, vocab_size=2**22, max_length=2**24)
         if data.sequence_length > model.max_length:
-            raise ValueError(
-                f"data.sequence_length = {data.sequence_length} is not allowed; "
-                f"it takes 1 to model.max_length = {model.max_length}"
+            raise FieldError.not_allowed(
+                "data.sequence_length =", data.sequence_length, f"1 to model.max_length = {model.max_length}"
             )
         if data.weights is not None and len(data.weights) != len(data.train):
-            raise ValueError(
-                f"data.weights = {list(data.weights)} is not allowed; it takes {len(data.train)}, one per corpus"
-            )
+            raise FieldError.not_allowed("data.weights =", list(data.weights), f"{len(data.train)}, one per corpus")
 
     def __init__(self, config: Any) -> None:
         self.model_config: LMConfig = config.model
@@ -113,9 +110,8 @@ class LanguageTask(Task):
             corpus.vocab_size = size
             corpus.read(0, min(len(corpus), FIRST_TOKENS))
         elif corpus.vocab_size > size:
-            raise DataError(
-                f"model.vocab_size = {size} is not allowed; "
-                f"it takes {corpus.vocab_size} or more for the tokens of {corpus.name!r}"
+            raise DataError.not_allowed(
+                "model.vocab_size =", size, f"{corpus.vocab_size} or more for the tokens of {corpus.name!r}"
             )
 
     @property

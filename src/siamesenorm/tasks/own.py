@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import to_device
-from siamesenorm.errors import DataError
+from siamesenorm.errors import DataError, FieldError
 from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Section, Task
 from siamesenorm.tasks.corpora import open_corpus, open_held_out
 from siamesenorm.tasks.language_config import TextDataConfig
@@ -111,7 +111,7 @@ class OwnTask(Task):
         """Raise ValueError where a batch would have to be cut, which only its author knows how to do."""
         wish = config.train.micro_batch_size
         if wish is not None:
-            raise ValueError(f"train.micro_batch_size = {wish} is not allowed for a model of your own; it takes null")
+            raise FieldError.not_allowed("train.micro_batch_size =", wish, "null", "for a model of your own")
 
     def __init__(self, config: Any) -> None:
         parts = _given.get()

@@ -41,7 +41,7 @@ def checkpoint_activations(model: nn.Module, kind: str, every: int = 1) -> None:
     if kind == "none":
         return
     if not isinstance(model, Stack):
-        raise ConfigError(f"train.activation_checkpointing: {kind!r} is not allowed; {type(model).__name__} takes none")
+        raise ConfigError.refused("train.activation_checkpointing", kind, f"{type(model).__name__} takes none")
     blocks: list[Block] = list(model.blocks[every - 1 :: every])  # type: ignore[arg-type]  # ModuleList holds blocks
     recomputed = partial(checkpoint, use_reentrant=False)
     if kind == "full":

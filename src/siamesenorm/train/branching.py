@@ -112,9 +112,7 @@ def checkpoint_at(trunk: RunFolder, at: int | None) -> tuple[Path, Manifest]:
         raise ConfigError(f"run: {str(trunk)!r} has no sound checkpoint{damage}")
     steps = sorted({manifest.step for _, manifest in found if manifest.step != at})
     there = f"it takes one of {', '.join(map(str, steps))}" if steps else "it has no others"
-    raise ConfigError(
-        f"--at: {at} is not allowed; {str(trunk)!r} has no sound checkpoint of that step{damage}; {there}"
-    )
+    raise ConfigError.refused("--at", at, f"{str(trunk)!r} has no sound checkpoint of that step{damage}; {there}")
 
 
 def _check_peak(config: RunConfig, at: int) -> None:
@@ -125,9 +123,8 @@ def _check_peak(config: RunConfig, at: int) -> None:
     if schedule.kind == "wsd":
         last -= decay_steps(schedule, config.steps)
     if not schedule.warmup <= at <= last:
-        raise ConfigError(
-            f"--at: {at} is not allowed; the run's learning rate is not at its peak there; "
-            f"it takes {schedule.warmup} to {last}"
+        raise ConfigError.refused(
+            "--at", at, f"the run's learning rate is not at its peak there; it takes {schedule.warmup} to {last}"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
 
+from siamesenorm.errors import FieldError
 from siamesenorm.tasks.base import HOW, HowComputed, Section
 
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
@@ -151,9 +152,8 @@ class StepsConfig(Section):
             raise ValueError(f"{given} is not allowed; it takes one of the three")
         terms = [term.strip() for term in self.parameters.split("+")]
         if not all(terms) or len(set(terms)) < len(terms) or ("all" in terms and len(terms) > 1):
-            raise ValueError(
-                f"parameters = {self.parameters!r} is not allowed; "
-                f"it takes all, or words and patterns with a + between them, each once"
+            raise FieldError.not_allowed(
+                "parameters =", self.parameters, "all, or words and patterns with a + between them, each once"
             )
         if "lora" in terms and self.init_from is None:
             raise ValueError(
@@ -316,13 +316,9 @@ class RunConfig(Section):
         if self.train.epochs is not None:
             return self  # how many steps these are is known when the data are
         if self.schedule.warmup > self.steps:
-            raise ValueError(
-                f"schedule.warmup = {self.schedule.warmup} is not allowed; it takes 0 to all {self.steps} steps"
-            )
+            raise FieldError.not_allowed("schedule.warmup =", self.schedule.warmup, f"0 to all {self.steps} steps")
         if self.steps > LARGEST_STEPS:
-            raise ValueError(
-                f"train.tokens = {self.train.tokens} is not allowed; it takes up to {LARGEST_STEPS} steps' worth"
-            )
+            raise FieldError.not_allowed("train.tokens =", self.train.tokens, f"up to {LARGEST_STEPS} steps' worth")
         return self
 
     @property

@@ -59,7 +59,7 @@ class World:
         self.device = device or torch.device("cpu")
         self.mode = mode if size > 1 else "none"
         if size % pp:
-            raise ConfigError(f"parallel.pp: {pp} is not allowed; with {size} processes it takes {divisors(size)}")
+            raise ConfigError.refused("parallel.pp", pp, f"with {size} processes it takes {divisors(size)}")
         self.ep, self.pp, self.stage_size = ep, pp, size // pp
         self.group = check_group(self.mode, self.stage_size, min(local_size, self.stage_size), group)
         self.timeout = timedelta(seconds=timeout)
@@ -309,7 +309,7 @@ def choose_device(wish: str, local_rank: int) -> torch.device:
     if wish == "cpu" or (wish == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("parallel.device: 'cuda' is not allowed; this machine has no GPU that PyTorch can use")
+        raise ConfigError.refused("parallel.device", "cuda", "this machine has no GPU that PyTorch can use")
     if local_rank >= torch.cuda.device_count():
         raise ConfigError(
             f"parallel.device: process {local_rank} of this machine has no GPU of its own; "
@@ -324,7 +324,7 @@ def check_group(mode: str, size: int, local_size: int, group: int | None) -> int
         return size if mode == "fsdp" else 1
     group = group or local_size
     if size % group:
-        raise ConfigError(f"parallel.group: {group} is not allowed; with {size} processes it takes {divisors(size)}")
+        raise ConfigError.refused("parallel.group", group, f"with {size} processes it takes {divisors(size)}")
     return group
 
 
@@ -341,7 +341,6 @@ def check_experts(world: World) -> None:
         raise ConfigError.not_allowed("parallel.ep", world.ep, "fsdp, hsdp or tp", when=f"with {world.mode}")
     over = world.data_size // world.copies
     if over % world.ep:
-        raise ConfigError(
-            f"parallel.ep: {world.ep} is not allowed; with {over} processes that share the weights it takes "
-            f"{divisors(over)}"
+        raise ConfigError.refused(
+            "parallel.ep", world.ep, f"with {over} processes that share the weights it takes {divisors(over)}"
         )

@@ -187,7 +187,7 @@ class RunFolder:
         for name in (CONFIG, *FILES, *FOLDERS):
             path, wanted = self.path / name, "folder" if name in FOLDERS else "file"
             if os.path.lexists(path) and not (path.is_dir() if name in FOLDERS else path.is_file()):
-                raise ConfigError(f"run: {str(path)!r} is not allowed; a run has a {wanted} of that name")
+                raise ConfigError.refused("run", path, f"a run has a {wanted} of that name")
         if SECTIONS - load_recipe(self.path / CONFIG).keys():
             raise ConfigError(f"run: {str(self.path)!r} holds other files; its {CONFIG} is not that of a run")
 

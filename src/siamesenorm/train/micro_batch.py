@@ -28,9 +28,7 @@ class MicroBatches:
     def __init__(self, config: RunConfig, task: Task, world: World) -> None:
         batch, processes = config.train.batch_size, world.data_size
         if batch < processes:
-            raise ConfigError(
-                f"train.batch_size: {batch} is not allowed; {processes} processes take {processes} or more"
-            )
+            raise ConfigError.refused("train.batch_size", batch, f"{processes} processes take {processes} or more")
         self.share = -(-batch // processes)
         """Samples of a step that the first process has; others have as many or one less."""
         self.rows = batch // processes + (world.data_rank < batch % processes)

@@ -65,7 +65,7 @@ def choose_parameters(model: nn.Module, config: RunConfig) -> TrainedShare:
     for term in terms:
         names = WORDS[term](model) if term in WORDS else _matching(model, term)
         if not names:
-            raise ConfigError(f"{FIELD}: {term!r} is not allowed; {type(model).__name__} has no such parameters")
+            raise ConfigError.refused(FIELD, term, f"{type(model).__name__} has no such parameters")
         chosen |= names
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)

@@ -150,8 +150,8 @@ class RunProgress:
         """
         aside = self.world.agree(lambda: self.folder.keep_aside(self.step) if self.world.is_main else None)
         if not self.save(wait=True):
-            raise ConfigError(
-                f"--at: {self.step} is not allowed now; its checkpoint could not be written as the newest"
+            raise ConfigError.refused(
+                "--at", self.step, "its checkpoint could not be written as the newest", when="now"
             )
         message = f"went back to step {self.step}"
         if aside is None:

@@ -112,7 +112,7 @@ def load_recipe(recipe: Recipe) -> dict[str, Any]:
     name: str | Path | None = recipe
     while name is not None:
         if str(name) in seen or len(seen) >= DEEPEST:
-            raise ConfigError(f"base: {shown(str(name))} is not allowed; recipes are based on each other in a circle")
+            raise ConfigError.refused("base", name, "recipes are based on each other in a circle")
         seen.append(str(name))
         text, place = read_recipe(name)
         read = read_yaml(text, str(name))

@@ -147,7 +147,7 @@ def _number(variable: str, default: int, *, least: int = 0, most: int | None = N
         raise ConfigError.not_allowed(variable, text[:40], "a whole number") from None
     if number < least or (most is not None and number > most):
         allowed = f"{least} or more" if most is None else f"{least} to {most}" if most > least else str(least)
-        raise ConfigError(f"{variable}: {number} is not allowed; {where}it takes {allowed}")
+        raise ConfigError.refused(variable, number, f"{where}it takes {allowed}")
     return number
 
 

@@ -71,7 +71,7 @@ def encode_images(
     anew with every shard, so that no number depends on where a run began.
     """
     if size % encoder.downscale:
-        raise DataError(f"size: {size} is not allowed; this autoencoder takes a multiple of {encoder.downscale}")
+        raise DataError.refused("size", size, f"this autoencoder takes a multiple of {encoder.downscale}")
     plan = _plan(splits, encoder, (size, flip, dtype, batch, shard_images))
     out.mkdir(parents=True, exist_ok=True)
     other = foreign_file(out, FORMAT, RECORDS)

@@ -32,7 +32,7 @@ def byte_tokenizer(vocab_size: int = ByteTokenizer.vocab_size) -> PreTrainedToke
     Every text comes back from its ids, and special tokens are never read out of a text.
     """
     if vocab_size < BYTES:
-        raise InteropError(f"vocab_size: {vocab_size} is not allowed; bytes take at least {BYTES}")
+        raise InteropError.refused("vocab_size", vocab_size, f"bytes take at least {BYTES}")
     ours = ByteTokenizer()
     if vocab_size >= ours.vocab_size:
         return as_fast(ours.to_json(), ours.eos_token)

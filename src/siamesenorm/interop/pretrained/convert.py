@@ -37,7 +37,7 @@ def convert(
     folder = Path(source)
     check_target(Path(target), overwrite)
     if Path(target).resolve().is_relative_to(folder.resolve()):
-        raise InteropError(f"target: {str(target)!r} is not allowed; it lies in the source, which stays as it is")
+        raise InteropError.refused("target", target, "it lies in the source, which stays as it is")
     theirs = their_config(folder)
     reading, generation = their_tokenizer(folder) if tokenizer else None, their_generation(folder)
     special = {name: getattr(theirs, name, None) for name in SPECIAL}

@@ -36,7 +36,7 @@ def open_engine(name: str, jobs: int | None = None, model: str | None = None) ->
     """The engine of a name; model: ``FILE.py:NAME`` of a user's own model."""
     check_engine(name)
     if model is not None and name != "local":
-        raise ConfigError(f"--engine: {name!r} is not allowed for a model of your own; it takes local")
+        raise ConfigError.not_allowed("--engine", name, "local", "for a model of your own")
     if name == "local":
         return local_engine(jobs, model)
     from siamesenorm.lab.compare.ray_engine import RayEngine

@@ -39,7 +39,7 @@ def open_model_file(text: str) -> Given:
     """The function of that name; and, where the file has them, its ``data``, ``validation`` and ``loss``."""
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
-        raise ConfigError(f"--model: {text!r} is not allowed; {ALLOWED}")
+        raise ConfigError.refused("--model", text, ALLOWED)
     module = import_file(Path(place))
     function = getattr(module, name, None)
     if not callable(function):

@@ -181,7 +181,7 @@ def scaled(model: Stack[Any], direction: Direction, multiple: int, seed: int) ->
     try:
         config = type(model.config).model_validate(fields)
     except ValidationError as error:
-        raise InspectionError(f"--{direction}s: {multiple} is not allowed; {error.errors()[0]['msg']}") from None
+        raise InspectionError.refused(f"--{direction}s", multiple, error.errors()[0]["msg"]) from None
     weight = next(model.parameters())
     return type(model)(config, seed=seed).to(weight.device, weight.dtype)
 

@@ -43,7 +43,7 @@ def check_recipe(
     """
     wide, deep = parse_multiples(widths, "--widths"), parse_multiples(depths, "--depths")
     if max(len(wide), len(deep)) < 2:
-        raise InspectionError(f"--widths: {widths!r} is not allowed with --depths {depths!r}; one takes two sizes")
+        raise InspectionError.refused("--widths", widths, "one takes two sizes", when=f"with --depths {depths!r}")
     config = resolve(recipe, overrides)
     task = find_task(config.task)(config)
     model = task.build_model()

@@ -67,7 +67,7 @@ def open_inspected(folder: Path, text: Path | None, tokens: int) -> InspectionSo
     task = RunFolder(folder).config().task if (folder / CONFIG).is_file() else "language"
     if task != "language":
         if text is not None:
-            raise InspectionError(f"--text: {str(text)!r} is not allowed; the run in {str(folder)!r} reads images")
+            raise InspectionError.refused("--text", text, f"the run in {str(folder)!r} reads images")
         return open_images_of(folder, task, tokens)
     found = open_folder(folder)
     if text is not None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, Strict, ValidationError, model_validator
 
 from siamesenorm.data.reading import read_bytes
-from siamesenorm.errors import ConfigError, DataError, shown
+from siamesenorm.errors import ConfigError, DataError, FieldError, shown
 from siamesenorm.tasks.base import Section
 from siamesenorm.train.fields import as_written, explain
 from siamesenorm.train.recipes import load_recipe
@@ -203,16 +203,14 @@ class StudyPlan(Section):
             if places.index(part.place) != number:
                 raise ValueError(f"{where}: {' '.join(part.place)} is a part already; give it one entry")
             if part.seeds > len(self.seeds):
-                raise ValueError(f"{where}.seeds: {part.seeds} is not allowed; seeds has {len(self.seeds)}")
+                raise FieldError.refused(f"{where}.seeds", part.seeds, f"seeds has {len(self.seeds)}")
             for name, wanted in (("sensitivity", part.sensitivity), ("stress", part.stress)):
                 if wanted and getattr(self, name) is None:
                     raise ValueError(f"{where}.{name}: true is not allowed; the plan has no section {name}")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: one is given twice")
         if self.search.run_seed in self.seeds:
-            raise ValueError(
-                f"seeds: {self.search.run_seed} is not allowed; the seed of the search is none of those compared"
-            )
+            raise FieldError.refused("seeds", self.search.run_seed, "the seed of the search is none of those compared")
         self._check_names()
         self._check_fields()
         return self
@@ -249,7 +247,7 @@ class StudyPlan(Section):
 
 def _known(where: str, name: str, known: Mapping[str, Any]) -> None:
     if name not in known:
-        raise ValueError(f"{where}: {shown(name)} is not known; it takes one of {', '.join(known)}")
+        raise FieldError.unknown(where, name, known)
 
 
 @dataclass(frozen=True)

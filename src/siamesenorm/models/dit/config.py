@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from siamesenorm.errors import FieldError
 from siamesenorm.models.stack_config import StackConfig
 from siamesenorm.residual import Norms, NormSpec
 from siamesenorm.residual.norms import NormKind
@@ -32,12 +33,12 @@ class DiTConfig(StackConfig):
     @model_validator(mode="after")
     def _check(self) -> DiTConfig:
         if self.input_size % self.patch_size:
-            raise ValueError(
-                f"patch_size = {self.patch_size} is not allowed; it takes a divisor of input_size = {self.input_size}"
+            raise FieldError.not_allowed(
+                "patch_size =", self.patch_size, f"a divisor of input_size = {self.input_size}"
             )
         self.check_heads()
         if self.dim % 4:
-            raise ValueError(f"dim = {self.dim} is not allowed; positions in two directions take a multiple of 4")
+            raise FieldError.refused("dim =", self.dim, "positions in two directions take a multiple of 4")
         return self
 
     @property

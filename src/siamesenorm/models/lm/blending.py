@@ -34,7 +34,7 @@ def blend(
         )
     had = model.config.qk_norm
     if qk_norm not in (None, had) and had != "none":
-        raise TopologyError(f"graft: qk_norm = {qk_norm!r} is not allowed; the source has {had!r}")
+        raise TopologyError.refused("graft: qk_norm =", qk_norm, f"the source has {had!r}")
     name = f"blend:to={topology.replace(',', SEPARATOR)},steps={steps},start={start},qk_norm={had}"
     for wanted in (topology, name):  # either says what is wrong with it
         Residual(wanted, model.config.dim, model.config.blocks, device="meta")

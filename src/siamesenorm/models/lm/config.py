@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from siamesenorm.errors import FieldError
 from siamesenorm.field_errors import PlainModel
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.layers.rope_scaling import RopeKind, Scaling
@@ -33,9 +34,7 @@ class MoEConfig(PlainModel):
     @model_validator(mode="after")
     def _check(self) -> MoEConfig:
         if self.top_k > self.experts:
-            raise ValueError(
-                f"top_k = {self.top_k} is not allowed; it takes a number from 1 to experts = {self.experts}"
-            )
+            raise FieldError.not_allowed("top_k =", self.top_k, f"a number from 1 to experts = {self.experts}")
         return self
 
 
@@ -136,17 +135,16 @@ class LMConfig(StackConfig):
         if self.head_dim is None:
             self.check_heads(", or give head_dim")
         if self.heads % self.num_kv_heads:
-            raise ValueError(f"kv_heads = {self.kv_heads} is not allowed; it takes a divisor of heads = {self.heads}")
+            raise FieldError.not_allowed("kv_heads =", self.kv_heads, f"a divisor of heads = {self.heads}")
         if self.dim_per_head % 2:
-            raise ValueError(f"head_dim = {self.dim_per_head} is not allowed; rotary positions take an even number")
+            raise FieldError.refused("head_dim =", self.dim_per_head, "rotary positions take an even number")
         if self.rotary_dim is not None and (self.rotary_dim % 2 or self.rotary_dim > self.dim_per_head):
-            raise ValueError(
-                f"rotary_dim = {self.rotary_dim} is not allowed; "
-                f"it takes an even number up to head_dim = {self.dim_per_head}"
+            raise FieldError.not_allowed(
+                "rotary_dim =", self.rotary_dim, f"an even number up to head_dim = {self.dim_per_head}"
             )
         for name in ("full_every", "window_rope_theta"):
             if self.window is None and getattr(self, name) is not None:
-                raise ValueError(f"{name} = {getattr(self, name)} is not allowed; it takes null without a window")
+                raise FieldError.not_allowed(f"{name} =", getattr(self, name), "null without a window")
         return self
 
     @property

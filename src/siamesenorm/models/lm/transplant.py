@@ -74,7 +74,7 @@ def transplant(
             pass
         else:
             if ramp is not None:
-                raise TopologyError(f"--ramp: {ramp} is not allowed; {topology} has the source's function at once")
+                raise TopologyError.refused("--ramp", ramp, f"{topology} has the source's function at once")
             return Transplant(grafted, carried, lambda other: graft_exactly(other, topology)[0])
     steps = 1 if ramp is None else ramp
 
@@ -138,7 +138,7 @@ def _settled(model: LanguageModel, topology: str) -> Transplant:
     assert isinstance(residual, Blend)
     to = residual.options.to.replace(SEPARATOR, ",")
     if to not in (topology, graft_text(topology)):
-        raise TopologyError(f"--to: {topology!r} is not allowed; the source has blended into {to!r}")
+        raise TopologyError.refused("--to", topology, f"the source has blended into {to!r}")
     b = min(float(ramp.value) for ramp in ramps_of(model))
     if b < 1:
         raise TopologyError(f"graft: the source has blended to b = {b:g} only; train it until b is 1")

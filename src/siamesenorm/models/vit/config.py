@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from siamesenorm.errors import FieldError
 from siamesenorm.layers.mlp import Activation
 from siamesenorm.models.stack_config import StackConfig
 from siamesenorm.residual import NormSpec
@@ -48,11 +49,11 @@ class ViTConfig(StackConfig):
     def _check(self) -> ViTConfig:
         self.check_heads()
         if any(side % self.patch_size for side in self.image_shape):
-            raise ValueError(
-                f"patch_size = {self.patch_size} is not allowed; it takes a divisor of image_size = {self.image_size}"
+            raise FieldError.not_allowed(
+                "patch_size =", self.patch_size, f"a divisor of image_size = {self.image_size}"
             )
         if self.distilled and self.pool != "token":
-            raise ValueError(f"pool = {self.pool!r} is not allowed with distilled = true; it takes 'token'")
+            raise FieldError.not_allowed("pool =", self.pool, "'token'", "with distilled = true")
         return self
 
     @property

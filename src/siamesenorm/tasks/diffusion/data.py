@@ -68,7 +68,7 @@ def check_shape(images: ImageSet, source: str, model: DiTConfig) -> None:
                 f"the latents of {source!r} take {images.index.size} and {images.channels}"
             )
     elif model.channels not in (1, 3):
-        raise DataError(f"model.channels = {model.channels} is not allowed; images of pixels take 1 or 3")
+        raise DataError.refused("model.channels =", model.channels, "images of pixels take 1 or 3")
 
 
 def transform_of(model: DiTConfig, images: ImageSet) -> Transform:

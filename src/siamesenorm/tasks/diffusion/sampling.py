@@ -113,7 +113,7 @@ def sample(
     """
     sampler.check(process)
     if sampler.guidance != 1 and unconditional is None:
-        raise DataError(f"guidance: {sampler.guidance} is not allowed; a model that saw every label takes 1")
+        raise DataError.refused("guidance", sampler.guidance, "a model that saw every label takes 1")
     scheduler = make_scheduler(process, sampler)
     generators = [torch.Generator().manual_seed(mixed_seed(seed, first + k)) for k in range(len(labels))]
     x = torch.cat([torch.randn(1, *shape, generator=generator) for generator in generators]).to(labels.device)

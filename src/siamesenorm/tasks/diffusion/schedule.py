@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from siamesenorm.errors import FieldError
+
 ScheduleKind = Literal["linear", "cosine"]
 
 
@@ -46,7 +48,7 @@ class Schedule:
 
     def __init__(self, kind: ScheduleKind = "linear", timesteps: int = 1000) -> None:
         if kind not in BETAS:
-            raise ValueError(f"schedule: {kind!r} is not known; it takes one of {', '.join(BETAS)}")
+            raise FieldError.unknown("schedule", kind, BETAS)
         self.kind, self.timesteps = kind, timesteps
         self.betas = BETAS[kind](timesteps)
         self.kept = torch.cumprod(1 - self.betas, 0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.images.imageset import Split
 from siamesenorm.data.latents import LatentImages, is_latents, open_latents
-from siamesenorm.errors import DataError
+from siamesenorm.errors import DataError, FieldError
 from siamesenorm.models.dit import DiT, DiTConfig, count_dit
 from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, check_limits
 from siamesenorm.tasks.diffusion.config import DiffusionDataConfig, DiffusionEvaluationConfig, ProcessConfig
@@ -71,8 +71,8 @@ class DiffusionTask(ImageTask):
         check_limits(model, classes=2**20, input_size=2**14)
         process = process_of(config)
         if evaluation.samples and evaluation.guidance != 1 and not model.class_dropout:
-            raise ValueError(
-                f"evaluation.guidance = {evaluation.guidance} is not allowed with model.class_dropout = 0; it takes 1"
+            raise FieldError.not_allowed(
+                "evaluation.guidance =", evaluation.guidance, "1", "with model.class_dropout = 0"
             )
         try:
             evaluation_sampler(evaluation, process).check(process)

@@ -70,7 +70,7 @@ class CheckpointStore:
         self, folder: Path | str, keep: int, world: World | None = None, report: Callable[[str], None] | None = None
     ) -> None:
         if keep < 1:
-            raise CheckpointError(f"keep: {keep} is not allowed; it takes 1 or more")
+            raise CheckpointError.not_allowed("keep", keep, "1 or more")
         self.folder, self.world = Path(folder), world or World()
         self._places = CheckpointFolder(self.folder, keep)
         self._report = report or log.warning

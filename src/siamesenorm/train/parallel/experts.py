@@ -41,7 +41,7 @@ def check_experts_of(model: nn.Module, size: int) -> None:
         raise ConfigError.not_allowed("parallel.ep", size, "1", when="for a model without experts")
     for count in counts:
         if count % size:
-            raise ConfigError(f"parallel.ep: {size} is not allowed; model.moe.experts = {count} is no multiple")
+            raise ConfigError.refused("parallel.ep", size, f"model.moe.experts = {count} is no multiple")
 
 
 def divide_experts(moe: MoE, mesh: DeviceMesh) -> None:

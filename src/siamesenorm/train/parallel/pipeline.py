@@ -41,7 +41,7 @@ class Division:
     def __init__(self, model: nn.Module, world: World, schedule: str = "1f1b", stages: int = 1) -> None:
         if not isinstance(model, LanguageModel):
             kind = type(model).__name__
-            raise ConfigError(f"parallel.pp: {world.pp} is not allowed for {kind}; pipelines take language models")
+            raise ConfigError.refused("parallel.pp", world.pp, "pipelines take language models", when=f"for {kind}")
         if model.config.tied:
             raise ConfigError(
                 f"parallel.pp: {world.pp} is not allowed with model.tied = true; the first stage has the embedding and "
@@ -268,7 +268,7 @@ def check_pipeline(config: RunConfig, world: World, size: int, count: int) -> No
         )
     for name in ("arithmetic", "lm_eval"):
         if getattr(config.evaluation, name, None):
-            raise ConfigError(f"parallel.pp: {pp} is not allowed with evaluation.{name}; a pipeline gives losses only")
+            raise ConfigError.refused("parallel.pp", pp, "a pipeline gives losses only", when=f"with evaluation.{name}")
     if batch != size * count * world.data_size:
         raise ConfigError(
             f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; micro-batches of a pipeline are "

@@ -43,7 +43,7 @@ class TensorParallel:
     ) -> None:
         if not isinstance(model, Stack):
             kind = type(model).__name__
-            raise ConfigError(f"parallel.mode: 'tp' is not allowed for {kind}; it splits models of siamesenorm")
+            raise ConfigError.refused("parallel.mode", "tp", "it splits models of siamesenorm", when=f"for {kind}")
         self.model, self.mesh, language = model, mesh, isinstance(model, LanguageModel)
         for name, wish in (("sequence_parallel", sequence), ("loss_parallel", loss)):
             if wish and not language:
@@ -116,7 +116,7 @@ def split_attention(attention: Attention, mesh: DeviceMesh, tokens: TokenPlaceme
     size, width = mesh.size(), attention.head_dim
     for name, heads in (("heads", attention.heads), ("kv_heads", attention.kv_heads)):
         if heads % size:
-            raise ConfigError(f"parallel.group: {size} is not allowed for tp; model.{name} = {heads} is no multiple")
+            raise ConfigError.refused("parallel.group", size, f"model.{name} = {heads} is no multiple", when="for tp")
     sizes = [attention.heads * width, attention.kv_heads * width, attention.kv_heads * width]
     reorder(attention.qkv, together(sizes, size))
     attention.heads, attention.kv_heads = attention.heads // size, attention.kv_heads // size
@@ -136,7 +136,7 @@ def split_ffn(ffn: MLP, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
     refuse_growing(ffn)
     size, hidden = mesh.size(), ffn.down.in_features
     if hidden % size:
-        raise ConfigError(f"parallel.group: {size} is not allowed for tp; model.ffn_dim = {hidden} is no multiple")
+        raise ConfigError.refused("parallel.group", size, f"model.ffn_dim = {hidden} is no multiple", when="for tp")
     if ffn.activation in GATED:
         reorder(ffn.up, together([hidden, hidden], size))
     plan: dict[str, ParallelStyle] = {"up": ColwiseParallel(), "down": SummedRows(tokens)}

@@ -102,7 +102,7 @@ def assumptions(changes: Iterable[str]) -> Assumptions:
     for text in changes:
         name, _, value = text.partition("=")
         if name not in known:
-            raise ConfigError(f"--assume: unknown name {name!r}; known names: {', '.join(sorted(known))}")
+            raise ConfigError.unknown_name("--assume", name, sorted(known))
         try:
             values[name] = float(value)
         except ValueError:
@@ -116,5 +116,5 @@ def find_gpu(name: str, machine: int | None = None) -> GPU:
     """The GPU of a name; machine: how many there are in a machine, where that is not 8."""
     found = GPUS.get(name.lower())
     if found is None:
-        raise ConfigError(f"--gpu: unknown name {name!r}; known names: {', '.join(GPUS)}")
+        raise ConfigError.unknown_name("--gpu", name, GPUS)
     return found if machine is None else replace(found, machine=machine)

@@ -190,9 +190,7 @@ def traced(question: Question, blocks: int) -> Profile:
             trace = trace_step(model, lambda model: task.sample_loss(config, model, question.rows), autocast)
         except (NotImplementedError, RuntimeError) as error:
             problem = " ".join(str(error).split())[:200]
-            raise UncountableError(
-                f"task: {config.task!r} is not allowed; a step of it cannot be counted: {problem}"
-            ) from error
+            raise UncountableError.refused("task", config.task, f"a step of it cannot be counted: {problem}") from error
     return Profile.of(trace, blocks)
 
 
