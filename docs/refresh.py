@@ -114,19 +114,19 @@ def served() -> str:
 
 
 def study() -> str:
-    """The language study, arm by arm, the best first: every part of it whose seeds are all there."""
+    """The language study, arm by arm, the best first: differences from ``pre`` in every part that is complete."""
     results = json.loads((ROOT / "docs/evidence/language/results.json").read_text(encoding="utf-8"))
-    parts = [part for part in results["parts"] if part["done"] == part["of"]]
+    parts = [part for part in results["parts"] if part["done"] == part["of"] and len(part["arms"]) > 1]
     names = [part["part"]["name"] for part in parts]
     rows = [
-        "| topology |" + "".join(f" {name} | minus `pre` |" for name in names) + " lost at 4 × its best rate | time |",
-        "|---|" + "---|---|" * len(parts) + "---|---|",
+        f"| topology | {' | '.join(names)} | lost at 4 × its best rate | time |",
+        "|---|" + "---|" * (len(parts) + 2),
     ]
     for arm in sorted(parts[0]["arms"], key=_mean):
-        found = [next(one for one in part["arms"] if one["arm"] == arm["arm"]) for part in parts]
+        found = [next((one for one in part["arms"] if one["arm"] == arm["arm"]), None) for part in parts]
         stress = next(stressed for stressed in arm["stress"] if stressed["factor"] == 4)
-        cells = [cell for one in found for cell in (f"{_mean(one):.3f}", _difference(one["comparison"]))]
-        cells += [f"{stress['lost']} of {stress['runs']}", f"{found[-1]['step_ratio']:.2f}×"]
+        cells = [_difference(one) if one else "–" for one in found]
+        cells += [f"{stress['lost']} of {stress['runs']}", f"{arm['step_ratio']:.2f}×"]
         rows.append(f"| `{arm['topology']}` | {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -136,10 +136,11 @@ def _mean(arm: dict[str, Any]) -> float:
     return statistics.mean(arm["place"]["scores"].values())
 
 
-def _difference(comparison: dict[str, Any] | None) -> str:
-    """From the baseline with its interval; bold where it is told apart by Holm's test."""
+def _difference(arm: dict[str, Any]) -> str:
+    """From the baseline with its interval, bold where Holm's test tells it apart; of the baseline its loss."""
+    comparison = arm["comparison"]
     if comparison is None:
-        return "baseline"
+        return f"{_mean(arm):.3f}"
     found = comparison["difference"]
     text = f"{found['mean']:+.3f} ({found['low']:+.3f} to {found['high']:+.3f})"
     return f"**{text}**" if comparison["corrected_p"] < 1 - comparison["confidence"] else text
