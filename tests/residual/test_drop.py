@@ -30,7 +30,7 @@ def record_masks(topology):
         return note
 
     for k, link in enumerate(topology.links):
-        link.drop.draw = noting(k, link.drop.draw)
+        link.drop.forward = noting(k, link.drop.forward)
     return masks
 
 
@@ -94,11 +94,11 @@ def test_output_norms_run_before_the_drop(text):
 
 def test_drop_keeps_the_mean_and_drops_whole_samples():
     drop = Drop(path=0.25)
-    out = drop.draw(torch.ones(4000, 2, 3)).expand(4000, 2, 3)
+    out = drop(torch.ones(4000, 2, 3)).expand(4000, 2, 3)
     assert out.unique().tolist() == pytest.approx([0, 4 / 3])
     assert torch.equal(out.amin((-1, -2)), out.amax((-1, -2)))
     assert out.mean().item() == pytest.approx(1, abs=0.05)
-    features = Drop(dropout=0.25).draw(torch.ones(4000, 2, 3))
+    features = Drop(dropout=0.25)(torch.ones(4000, 2, 3))
     assert (features.amin((-1, -2)) != features.amax((-1, -2))).any()
     assert features.mean().item() == pytest.approx(1, abs=0.05)
 

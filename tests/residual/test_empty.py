@@ -3,7 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-from .stacks import PAIR, D, L, every_row, make, make_sublayers, randomise
+from .stacks import PAIR, D, L, every_row, gradients, make, make_sublayers, randomise
 
 
 def stack(row, dtype=torch.float32):
@@ -11,10 +11,6 @@ def stack(row, dtype=torch.float32):
     topology, sublayers = make(row, dtype=torch.float32), make_sublayers([PAIR] * L, dtype=torch.float32)
     randomise(topology, 0.2)
     return topology.to(dtype), sublayers.to(dtype)
-
-
-def gradients(out, x, *modules):
-    return torch.autograd.grad(out.float().square().sum(), [x, *(p for m in modules for p in m.parameters())])
 
 
 @every_row
@@ -59,4 +55,4 @@ def test_float16_is_near_float32(row):
             out = topology(given, sublayers)
         assert autocast or out.dtype is dtype
         assert (out.float() - expected).norm() < 0.1 * expected.norm()
-        assert all(grad.isfinite().all() for grad in gradients(out, given, topology))
+        assert all(grad.isfinite().all() for grad in gradients(out.float(), given, topology))

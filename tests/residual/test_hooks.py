@@ -1,4 +1,4 @@
-"""Whoever puts something on or in the place of a norm or a link is heard, by every topology, fused or not."""
+"""Hooks on norms and links, and others put in their place, count in every topology, fused or not."""
 
 import copy
 from collections import Counter
@@ -36,7 +36,7 @@ def norms_of(topology):
 
 
 def same(row, change):
-    """The output of a topology that was changed, fused and plain, and of a copy; the changes must be heard in all."""
+    """The output of a topology that was changed, fused and plain, and of a copy; the changes must count in all."""
     results = []
     for fused, copied in ((True, False), (False, False), (True, True)):
         topology, sublayers, x = stack(row, fused=fused)
@@ -121,12 +121,12 @@ def test_a_hook_on_a_link_sees_and_changes_what_its_sublayer_sees(row):
     topology, sublayers, x = stack(row)
     seen = []
     topology.links[1].register_forward_hook(lambda _, args, out: (out[0], out[1] + 1))
-    told = [lambda h, F=F: seen.append(h) or F(h) for F in sublayers]
-    topology(x, told)
+    recording = [lambda h, F=F: seen.append(h) or F(h) for F in sublayers]
+    topology(x, recording)
     changed = seen[1]
     assert isinstance(changed, Tensor)
     topology.links[1]._forward_hooks.clear()
-    topology(x, told)
+    topology(x, recording)
     assert_close(changed, seen[-3] + 1, rtol=1e-4, atol=1e-4)
 
 

@@ -1,19 +1,10 @@
-"""What the norms promise beside their equation: a second derivative, and float32 inside under autocast."""
+"""What the norms promise beside their equation: float32 inside under autocast, in backward too."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
 from siamesenorm.residual import RMSNorm
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_rms_norm_is_twice_differentiable(affine):
-    norm = RMSNorm(5, affine=affine).double()
-    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    inputs = (x, norm.weight) if affine else (x,)
-    assert torch.autograd.gradgradcheck(lambda x, *_: norm(x), inputs)
 
 
 def test_backward_inside_autocast_is_not_rounded():

@@ -1,4 +1,4 @@
-"""ProRes: on every topology an update is times min(t / (T l), 1), wherever the equation has its update."""
+"""ProRes: on every topology an update is multiplied by min(t / (T l), 1), wherever the equation has its update."""
 
 import warnings
 
@@ -46,9 +46,9 @@ def test_training_without_steps_is_said_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         topology(x, sublayers)
-        told = make("pre", prores=T)
-        told.set_step(1)
-        told(x, sublayers)
+        stepped = make("pre", prores=T)
+        stepped.set_step(1)
+        stepped(x, sublayers)
         make("pre", prores=T).eval()(x, sublayers)
 
 

@@ -34,12 +34,12 @@ LAYOUTS = {
 }
 
 
-def assert_agrees(row, norm, blocks, fused=True, shape=(2, 3)):
-    topology = make(row, blocks, norm=NORMS[norm], fused=fused)
+def assert_agrees(row, norm, blocks):
+    topology = make(row, blocks, norm=NORMS[norm])
     randomise(topology)
     sublayers = make_sublayers(blocks)
     parameters = [*topology.parameters(), *sublayers.parameters()]
-    x = torch.randn(*shape, D, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 3, D, dtype=torch.float64, requires_grad=True)
     direction = torch.randn_like(x)
 
     got, expected = topology(x, sublayers), by_equation(row, topology, norm, blocks, sublayers, x)
@@ -58,12 +58,6 @@ def test_every_topology_has_a_row():
 @every_norm
 def test_outputs_and_gradients_are_the_equations(row, norm):
     assert_agrees(row, norm, [PAIR] * L)
-
-
-@pytest.mark.parametrize("row", [row for row in ROWS if row.name == "siamese"], ids=lambda row: row.text)
-@every_norm
-def test_the_unfused_form_is_the_equation_too(row, norm):
-    assert_agrees(row, norm, [PAIR] * L, fused=False)
 
 
 @pytest.mark.parametrize(

@@ -138,13 +138,13 @@ def test_a_class_that_is_registered_is_found_and_replaces_itself_alone(monkeypat
     torch.testing.assert_close(twice(x, [torch.tanh] * 2), pre(x, [torch.tanh] * 2))
     LanguageModel(LMConfig(vocab_size=16, dim=8, blocks=1, heads=2, ffn_dim=16, topology="twice"), seed=0)
 
-    class Taken(Topology):
+    class SecondPre(Topology):
         name = "pre"
         about = equation = end = "-"
         kind = "pre"
 
     with pytest.raises(TopologyError, match=r"name = 'pre' is taken by siamesenorm\.residual\.pre\.Pre"):
-        register(Taken)
+        register(SecondPre)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from siamesenorm.residual.base import Link, Topology
 from siamesenorm.residual.drop import Keep
+from siamesenorm.residual.norms import inverse_rms
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.precision import widened, without_autocast
@@ -29,8 +30,7 @@ GROUPS = 8
 def source(values: Tensor, eps: float) -> Source:
     """A vector with its 1/rms."""
     with without_autocast(values):
-        wide = widened(values)
-        return values, torch.rsqrt(torch.linalg.vecdot(wide, wide).unsqueeze(-1) / values.shape[-1] + eps)
+        return values, inverse_rms(widened(values), eps)
 
 
 class DepthAttention(nn.Module):
@@ -107,10 +107,6 @@ class AttentionResidualLink(Link):
         super().__init__()
         self.norm, self.eps = norm, eps
         self.mix = DepthAttention(dim, summed)
-
-    def no_weight_decay(self) -> set[str]:
-        """Query and gain."""
-        return {f"mix.{name}" for name in self.mix.no_weight_decay()}
 
     def read(self, sources: Sources) -> tuple[Sources, Tensor]:
         """Unchanged sources; N of their mixture."""
@@ -201,8 +197,7 @@ class AttentionResidual(Topology):
 
     def close(self, streams: Sources) -> Tensor:
         """N of the last mixture."""
-        assert self.final_norm is not None
-        return self.final_norm(self.mix(streams))
+        return super().close(self.mix(streams))
 
     def named_streams(self, streams: Sources) -> dict[str, Tensor]:
         """One name a source."""
@@ -215,7 +210,3 @@ class AttentionResidual(Topology):
     def summands_at_end(self, streams: Sources, last: Link) -> Sum:
         """The weighed sources, then N."""
         return Sum.weighed(self.mix.weights(streams), [values for values, _ in streams], self.final_norm)
-
-    def no_weight_decay(self) -> set[str]:
-        """The links' own, and the last query and gain."""
-        return super().no_weight_decay() | {f"mix.{name}" for name in self.mix.no_weight_decay()}

@@ -99,7 +99,7 @@ class Link(nn.Module):
     drop: Drop | None
     ramp: Ramp | None
     branch: Tensor | None
-    """What the update is times in a stack that is deeper, or less deep, than its base."""
+    """Multiplies the update in a stack that is deeper, or less deep, than its base."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Link(nn.Module):
         return self.write(streams, output) if gate is None else self.write(streams, output, self.draw(output, gate))
 
     def draw(self, output: Tensor, gate: Tensor | None = None) -> Keep:
-        """What all streams' update is times: a draw of dropout and stochastic depth, a gate, a ramp, the branch factor.
+        """What multiplies all streams' update: a draw of dropout and stochastic depth, a gate, a ramp, a branch factor.
 
         None where there is nothing of it.
         """
@@ -236,9 +236,7 @@ class Topology(NeedsOnOffer, nn.Module):
         self.final_norm = self.norm("final") if self.has_final_norm else None
         # A part of a pair lends its links one by one and keeps none itself.
         self.links = nn.ModuleList() if part else nn.ModuleList(self.link(place) for place in self.places)
-        self._set_drop(dropout, drop_path)
-        self._set_ramps()
-        self._set_branches()
+        self._set_factors(dropout, drop_path)
         self.steps = [self.step(last, following) for last, following in pairwise([None, *self.links])]
 
     # What a topology defines -------------------------------------------------------------------------
@@ -288,19 +286,18 @@ class Topology(NeedsOnOffer, nn.Module):
         return [] if norm is None else [norm]
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that must not be decayed, beyond the usual rule for vectors; those of links included."""
-        return {f"{prefix}.{name}" for prefix, link in self._named_links() for name in link.no_weight_decay()}
+        """Names of parameters that must not be decayed, beyond the usual rule for vectors."""
+        return {f"{prefix}.{name}" for prefix, names in self._of_parts("no_weight_decay") for name in names}
 
     def learning_rates(self) -> dict[str, float]:
-        """Factors on the learning rate of parameters, by name; those of links included, 1 where a name is missing."""
-        return {
-            f"{prefix}.{name}": factor
-            for prefix, link in self._named_links()
-            for name, factor in link.learning_rates().items()
-        }
+        """Factors on the learning rate of parameters, by name; 1 where a name is missing."""
+        parts = self._of_parts("learning_rates")
+        return {f"{prefix}.{name}": factor for prefix, factors in parts for name, factor in factors.items()}
 
-    def _named_links(self) -> list[tuple[str, Link]]:
-        return [(name, module) for name, module in self.named_modules() if isinstance(module, Link)]
+    def _of_parts(self, method: str) -> list[tuple[str, Any]]:
+        """What links and other modules inside say by a method, with their names."""
+        parts = [(name, module) for name, module in self.named_modules() if module is not self]
+        return [(name, getattr(module, method)()) for name, module in parts if hasattr(module, method)]
 
     # What every topology does --------------------------------------------------------------------------
 
@@ -374,22 +371,17 @@ class Topology(NeedsOnOffer, nn.Module):
         """Shown by print(model)."""
         return f"{self.name}, dim={self.dim}, sublayers={len(self.places)}, {self.options}"
 
-    def _set_drop(self, dropout: float, drop_path: float | Sequence[float]) -> None:
+    def _set_factors(self, dropout: float, drop_path: float | Sequence[float]) -> None:
+        """What multiplies every link's update."""
         blocks = self.places[0].blocks
         many = isinstance(drop_path, Sequence) and not isinstance(drop_path, str)
         rates: list[Any] = list(drop_path) if many else [drop_path] * blocks  # type: ignore[arg-type]
         if len(rates) != blocks:
             raise TopologyError(f"drop_path: {len(rates)} rates for {blocks} blocks; give one rate or one per block")
-        if dropout or any(rates):  # all links or none: blocks are of one shape
-            for place, link in zip(self.places, self.links, strict=False):
+        for place, link in zip(self.places, self.links, strict=False):  # a part of a pair has no links
+            if dropout or any(rates):  # all links or none: blocks are of one shape
                 link.drop = Drop(dropout, rates[place.block])
-
-    def _set_ramps(self) -> None:
-        if self.options.prores:
-            for place, link in zip(self.places, self.links, strict=False):
+            if self.options.prores:
                 link.ramp = Ramp(self.options.prores, place.block)
-
-    def _set_branches(self) -> None:
-        for place, link in zip(self.places, self.links, strict=False):
             if place.branch_factor != 1:
                 link.branch = depth_factor(place.branch_factor)

@@ -24,10 +24,6 @@ class Drop(nn.Module):
         self.dropout, self.path = dropout, depth_factor(path)
 
     def forward(self, update: Tensor) -> Keep:
-        """`draw`, by a call."""
-        return self.draw(update)
-
-    def draw(self, update: Tensor) -> Keep:
         """What an update of this shape is multiplied by in training: 0 or the rescaling; None in evaluation."""
         if not self.training:
             return None

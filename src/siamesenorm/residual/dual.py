@@ -92,13 +92,12 @@ class ResidualDual(Topology):
     def close(self, streams: Pair) -> Tensor:
         """x + N(d)."""
         x, d = streams
-        assert self.final_norm is not None
-        return x + self.final_norm(d)
+        return x + super().close(d)
 
     def summands_at_end(self, streams: Pair, last: Link) -> Sum:
         """x and N(d)."""
-        assert self.final_norm is not None
-        return Sum([streams[0], self.final_norm(streams[1])], [mean_gain(norm) for norm in self.output_norms(last)])
+        x, d = streams
+        return Sum([x, super().close(d)], [mean_gain(norm) for norm in self.output_norms(last)])
 
     def output_norms(self, last: Link) -> list[nn.Module]:
         """x's last norm and d's."""

@@ -104,8 +104,7 @@ class Dense(Topology):
 
     def close(self, streams: States) -> Tensor:
         """N x."""
-        assert self.final_norm is not None
-        return self.final_norm(streams[0])
+        return super().close(streams[0])
 
     def summands_at_end(self, streams: States, last: Link) -> Sum:
         """x alone, then N."""
@@ -236,8 +235,7 @@ class EmbeddingBack(Topology):
     def close(self, streams: States) -> Tensor:
         """N(x - b x_mid); N x of a stack that ends before its middle."""
         x, _, *x_mid = streams
-        assert self.final_norm is not None
-        return self.final_norm(x - self.b * x_mid[0] if x_mid else x)
+        return super().close(x - self.b * x_mid[0] if x_mid else x)
 
     def summands_at_end(self, streams: States, last: Link) -> Sum:
         """x and the middle state, weighed, then N."""

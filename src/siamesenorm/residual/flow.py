@@ -17,7 +17,7 @@ Streams: TypeAlias = Any  # a tensor, or a tuple of them: whatever the topology 
 
 
 class Gated(NamedTuple):
-    """What a sublayer may return instead of a tensor: an output, and a gate (adaLN-Zero) that its update is times.
+    """What a sublayer may return instead of a tensor: an output, and a gate (adaLN-Zero) that multiplies its update.
 
     The gate works where an update is dropped: on what is added to the stream(s), behind any norm of the update.
     """

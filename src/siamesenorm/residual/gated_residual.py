@@ -164,7 +164,3 @@ class GatedResidual(Rows):
     def output_norms(self, last: Link) -> list[nn.Module]:
         """The last read, whose gains are a norm's."""
         return [self.last_read]
-
-    def no_weight_decay(self) -> set[str]:
-        """The links' own, and the last gains."""
-        return super().no_weight_decay() | {"last_read.weight"}

@@ -40,8 +40,8 @@ def compute_pre_norm(
 ) -> dict[nn.Parameter, nn.Parameter]:
     """Set every parameter of a topology so that it computes Pre-Norm with these norms, one per sublayer and the last.
 
-    Raises `NotExact` where no such setting is known. Steps of `prores` are set to their end. The embedding has to
-    be times `embedding_factor`. Returns the parameters that play the part of one of the norms', each with that one.
+    Raises `NotExact` where no such setting is known. Steps of `prores` are set to their end. The embedding has to be
+    multiplied by `embedding_factor`. Returns the parameters that are now one of the norms', each with that one.
     """
     setting = EXACT.get(type(topology))
     if setting is None:
@@ -73,7 +73,7 @@ def graft_text(topology: str) -> str:
 
 
 def embedding_factor(topology: Topology) -> float:
-    """What the embedding of a Pre-Norm model is to be times, so that a topology computes the same."""
+    """What the embedding of a Pre-Norm model has to be multiplied by, so that a topology computes the same."""
     return 1 / topology.options.rate if isinstance(topology, Widen) else 1.0
 
 

@@ -117,8 +117,7 @@ class Hyper(Rows):
 
     def close(self, streams: Tensor) -> Tensor:
         """N of the sum of rows."""
-        assert self.final_norm is not None
-        return self.final_norm(streams.sum(-2))
+        return super().close(streams.sum(-2))
 
     def end_weights(self, rows: Tensor) -> Tensor:
         """1 each."""

@@ -113,16 +113,11 @@ class Independent(Rows):
 
     def close(self, streams: Tensor) -> Tensor:
         """N of the weighted rows."""
-        assert self.final_norm is not None
-        return self.final_norm(self.collapse(streams))
+        return super().close(self.collapse(streams))
 
     def end_weights(self, rows: Tensor) -> Tensor:
         """The token's own."""
         return self.collapse.weights(rows)
-
-    def no_weight_decay(self) -> set[str]:
-        """The links' own, and what the collapse starts from."""
-        return super().no_weight_decay() | {"collapse.a", "collapse.b"}
 
 
 class WidenLink(Link):
@@ -200,8 +195,7 @@ class Widen(Topology):
 
     def close(self, streams: tuple[Tensor, ...]) -> Tensor:
         """N of the sum of rows."""
-        assert self.final_norm is not None
-        return self.final_norm(sum(streams[1:], streams[0]))
+        return super().close(sum(streams[1:], streams[0]))
 
     def summands_at_end(self, streams: tuple[Tensor, ...], last: Link) -> Sum:
         """The rows, then N."""

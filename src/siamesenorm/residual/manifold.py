@@ -128,6 +128,10 @@ class LearnedCollapse(nn.Module):
         self.a = nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
+    def no_weight_decay(self) -> set[str]:
+        """Bias and scale: their start is the meaning."""
+        return {"a", "b"}
+
     def width_sums(self) -> set[str]:
         """W."""
         return {"W"}
@@ -183,16 +187,11 @@ class Manifold(Rows):
 
     def close(self, streams: Tensor) -> Tensor:
         """N of the collapsed rows."""
-        assert self.final_norm is not None
-        return self.final_norm(streams.mean(-2) if self.collapse is None else self.collapse(streams))
+        return super().close(streams.mean(-2) if self.collapse is None else self.collapse(streams))
 
     def end_weights(self, rows: Tensor) -> Tensor:
         """The mean's, or the token's own."""
         return super().end_weights(rows) if self.collapse is None else self.collapse.weights(rows)
-
-    def no_weight_decay(self) -> set[str]:
-        """The links' own, and what the collapse starts from."""
-        return super().no_weight_decay() | (set() if self.collapse is None else {"collapse.a", "collapse.b"})
 
 
 class PermutationLink(ManifoldLink):
@@ -260,5 +259,4 @@ class ManifoldLite(Rows):
 
     def close(self, streams: Tensor) -> Tensor:
         """N of the mean of rows."""
-        assert self.final_norm is not None
-        return self.final_norm(streams.mean(-2))
+        return super().close(streams.mean(-2))

@@ -103,6 +103,11 @@ class GatedNorm(RMSNorm):
         return normed * torch.sigmoid(widened(F.linear(low, self.W_2.to(low.dtype)))).to(normed.dtype)
 
 
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) of the last dimension, which stays as one of 1."""
+    return torch.rsqrt(torch.linalg.vecdot(x, x).unsqueeze(-1) / x.shape[-1] + eps)
+
+
 NORM_CLASSES: dict[str, type[Norm]] = {"rms": RMSNorm, "layer": LayerNorm, "gated": GatedNorm}
 
 

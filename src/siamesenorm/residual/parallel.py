@@ -63,8 +63,7 @@ class Parallel(Topology):
 
     def close(self, streams: Pair) -> Tensor:
         """N of the current value."""
-        assert self.final_norm is not None
-        return self.final_norm(streams[1])
+        return super().close(streams[1])
 
     def named_streams(self, streams: Pair) -> dict[str, Tensor]:
         """The current value; between blocks it is the block input too."""

@@ -33,7 +33,7 @@ class Place:
     total: int
     """Sublayers in the stack: 2L when every block has attention and FFN."""
     branch_factor: float = 1.0
-    """What every branch is times: base depth over depth, 1 in a stack that is its own base."""
+    """What multiplies every branch: base depth over depth, 1 in a stack that is its own base."""
 
     @property
     def depth(self) -> float:

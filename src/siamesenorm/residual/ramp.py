@@ -1,7 +1,8 @@
 """Numbers that change over training: how far branches have grown in (ProRes), and one topology into another (blends).
 
-ProRes (arXiv 2603.05369): every update is times ``min(t / (T l), 1)`` at step t in block l = 1, 2, …; T is the option
-`prores` of every topology. A blend is ``(1 - b) old + b new`` with ``b = (t - 1 - start) / steps``, within 0 and 1.
+ProRes (arXiv 2603.05369): every update is multiplied by ``min(t / (T l), 1)`` at step t in block l = 1, 2, …; T is the
+option `prores` of every topology. A blend is ``(1 - b) old + b new`` with ``b = (t - 1 - start) / steps``, within 0
+and 1.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Ramp(nn.Module):
         self.is_set = True
 
     def forward(self) -> Tensor:
-        """What the update is times."""
+        """What multiplies the update."""
         return self.value
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

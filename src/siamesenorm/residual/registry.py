@@ -191,14 +191,14 @@ def Residual(
     fused: take fused steps in eager mode where the topology has them.
     needs: ``check`` warns at the first pass of norms and first weights inside sublayers that the topology wants and
         nobody took from it (`attention_norms`, `inner_norm`, `init_weights_`); ``met`` or ``waived`` say otherwise.
-    base_blocks: blocks of the stack that this one is made after (CompleteP, arXiv 2505.01618): every update is times
-        base_blocks / blocks, and laws of depth are read at the same height of that stack; default: its own.
+    base_blocks: blocks of the stack that this one is made after (CompleteP, arXiv 2505.01618): every update is
+        multiplied by base_blocks / blocks, and laws of depth are read at that stack's same height; default: its own.
     options: the topology's own; ``siamesenorm topologies NAME`` lists them.
     """
     name, given = parse_topology(topology)
     both = set(given) & set(options)
     if both:
-        raise TopologyError(f"{name}: option {shown(sorted(both)[0])} stands both in the text and as an argument")
+        raise TopologyError(f"{name}: option {shown(sorted(both)[0])} is given both in the text and as an argument")
     with torch.device(device) if device is not None else contextlib.nullcontext():
         made = find_topology(name)(
             dim,

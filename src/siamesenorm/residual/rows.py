@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from siamesenorm.residual.base import Link, Topology
 from siamesenorm.residual.drop import Keep
+from siamesenorm.residual.norms import inverse_rms
 from siamesenorm.residual.precision import widened, without_autocast
 from siamesenorm.residual.summands import Sum
 
@@ -40,16 +41,11 @@ def add_to_rows(rows: Tensor, weights: Tensor, output: Tensor) -> Tensor:
     return added.view(rows.shape)
 
 
-def over_rms(values: Tensor, projected: Tensor, eps: float) -> Tensor:
-    """What a matrix makes of a vector, as if the vector had been brought to rms 1 before."""
-    return projected * torch.rsqrt(torch.linalg.vecdot(values, values).unsqueeze(-1) / values.shape[-1] + eps)
-
-
 def project_rows(rows: Tensor, matrix: Tensor, eps: float) -> Tensor:
     """``matrix @ vec(R) / rms(vec R)`` in float32: (..., n, d) and (m, n d) to (..., m)."""
     with without_autocast(rows):
         flat = widened(rows.flatten(-2))
-        return over_rms(flat, flat @ matrix.to(flat.dtype).t(), eps)
+        return flat @ matrix.to(flat.dtype).t() * inverse_rms(flat, eps)
 
 
 class RowsLink(Link):

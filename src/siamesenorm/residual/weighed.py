@@ -80,7 +80,7 @@ class MuseLink(SandwichLink):
         nn.init.normal_(self.w, std=0.02)
 
     def gates(self) -> tuple[Tensor, Tensor]:
-        """What the stream and the update are times; 1 - b² as (1 - b)(1 + b), which does not cancel near b = 1.
+        """What multiplies the stream and the update; 1 - b² as (1 - b)(1 + b), which does not cancel near b = 1.
 
         Where updates are weighed by a branch factor, so is what the stream loses: over a stack it is the same.
         """
@@ -126,14 +126,9 @@ class ZayaLink(PreLink):
 
     def __init__(self, norm: nn.Module, dim: int) -> None:
         super().__init__(norm)
-        for name in ("s_r", "b_r", "s_o", "b_o"):
-            setattr(self, name, nn.Parameter(torch.empty(dim)))
+        self.s_r, self.b_r = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
+        self.s_o, self.b_o = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
         self.reset_parameters()
-
-    s_r: nn.Parameter
-    b_r: nn.Parameter
-    s_o: nn.Parameter
-    b_o: nn.Parameter
 
     def no_weight_decay(self) -> set[str]:
         """All four: their start is Pre-Norm."""

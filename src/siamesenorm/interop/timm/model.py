@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from siamesenorm.models.stack import run_block
 from siamesenorm.models.vit import VisionTransformer, ViTConfig
-from siamesenorm.residual import Link, Topology
+from siamesenorm.residual import Topology
 
 POOLS = {"token": "token", "avg": "avg", "": "none"}
 QK_NORMS = {False: "none", True: "head"}
@@ -121,10 +121,9 @@ class TimmVisionTransformer(VisionTransformer):
 
     def no_weight_decay(self) -> set[str]:
         """Positions, tokens, and what the topology wants spared."""
-        owners = [(prefix, part) for prefix, part in self.named_modules() if isinstance(part, (Link, Topology))]
-        return super().no_weight_decay() | {
-            f"{prefix}.{name}" for prefix, part in owners for name in part.no_weight_decay()
-        }
+        parts = [(prefix, part) for prefix, part in self.named_modules() if part is not self]
+        spared = [(prefix, part.no_weight_decay()) for prefix, part in parts if hasattr(part, "no_weight_decay")]
+        return super().no_weight_decay() | {f"{prefix}.{name}" for prefix, names in spared for name in names}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Parameters by depth, for layer-wise learning rates."""
@@ -191,19 +190,14 @@ class TimmVisionTransformer(VisionTransformer):
             raise ValueError(f"output_fmt = {output_fmt!r} is not allowed; it takes NCHW or NLC")
         wanted, last = feature_take_indices(len(self.blocks), indices)
         found, streams = self.between_blocks(x, wanted, norm, until=last + 1 if stop_early else None)
-        prefix = [tokens[:, : self.num_prefix_tokens] for tokens in found]
-        features: list[Any] = [tokens[:, self.num_prefix_tokens :] for tokens in found]
-        if output_fmt == "NCHW":
-            size = self.config.patch_size
-            grid = (x.shape[-2] // size, x.shape[-1] // size)
-            features = [tokens.transpose(1, 2).unflatten(2, grid).contiguous() for tokens in features]
+        parts = [self.split_tokens(tokens, x, output_fmt == "NCHW") for tokens in found]
+        features: list[Any] = [patches for patches, _ in parts]
         if output_dict:
             result: dict[str, Any] = {"image_intermediates": features}
             if return_prefix_tokens:
-                result["image_intermediates_prefix"] = prefix
+                result["image_intermediates_prefix"] = [prefix for _, prefix in parts]
             return result if intermediates_only else {**result, "image_features": self._end(streams)}
-        if return_prefix_tokens:
-            features = list(zip(features, prefix, strict=True))
+        features = parts if return_prefix_tokens else features
         return features if intermediates_only else (self._end(streams), features)
 
     def get_intermediate_layers(  # type: ignore[override]

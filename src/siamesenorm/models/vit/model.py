@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -177,14 +176,18 @@ class VisionTransformer(Stack[ViTConfig]):
         if wrong := [number for number in numbers if not -c.blocks <= number < c.blocks]:
             raise ValueError(f"n: block {wrong[0]} is not allowed; this model takes {-c.blocks} to {c.blocks - 1}")
         wanted = [number % c.blocks for number in numbers]
-        grid = (image.shape[-2] // c.patch_size, image.shape[-1] // c.patch_size)
-        found: list[Any] = []
-        for tokens in self.between_blocks(image, wanted, norm)[0]:
-            prefix, patches = tokens[:, : c.prefix_tokens], tokens[:, c.prefix_tokens :]
-            if reshape:
-                patches = patches.transpose(1, 2).unflatten(2, grid).contiguous()
-            found.append((patches, prefix) if prefix_tokens else patches)
-        return found
+        found, _ = self.between_blocks(image, wanted, norm)
+        parts = [self.split_tokens(tokens, image, reshape) for tokens in found]
+        return parts if prefix_tokens else [patches for patches, _ in parts]
+
+    def split_tokens(self, tokens: Tensor, image: Tensor, reshape: bool) -> tuple[Tensor, Tensor]:
+        """The patches of an image, with `reshape` in rows and columns, and the tokens before them."""
+        c = self.config
+        prefix, patches = tokens[:, : c.prefix_tokens], tokens[:, c.prefix_tokens :]
+        if reshape:
+            grid = (image.shape[-2] // c.patch_size, image.shape[-1] // c.patch_size)
+            patches = patches.transpose(1, 2).unflatten(2, grid).contiguous()
+        return patches, prefix
 
     def between_blocks(
         self, image: Tensor, wanted: Sequence[int], norm: bool = False, *, until: int | None = None
