@@ -26,7 +26,7 @@ from race import Results, Turn, arguments, repeated
 from siamesenorm.layers.kernels import decode, rotary, swiglu
 from siamesenorm.layers.linear import linear
 from siamesenorm.layers.moe import MoE
-from siamesenorm.layers.rotary import rotary_cos_sin
+from siamesenorm.layers.rotary import Rotary
 from siamesenorm.models.lm import LanguageModel, LMConfig, MoEConfig, generate
 from siamesenorm.residual import Residual, siamese
 from siamesenorm.residual.kernels import native, rms_norm, sinkhorn
@@ -89,13 +89,13 @@ def operations(shape: Shape, times: int) -> dict[str, Turn]:
     stream = torch.randn(*rows, shape.dim)
     links = Residual("siamese", shape.dim, 2, needs="waived")
     between: Any = links.step(*links.links[:2])
-    turn = rotary_cos_sin(torch.arange(shape.sequence), width, 10000.0)
+    sequence_angles = Rotary().cos_sin(torch.arange(shape.sequence), width)
     heads = torch.randn(*rows, 3 * shape.heads, width)
     cache = torch.zeros(2, 1, shape.heads, CONTEXT, width)
     query = torch.randn(3, 1, 1, shape.heads, width)
     weight = torch.randn(shape.hidden, shape.dim)
     moe = MoE(shape.dim, shape.hidden // 2, 16, 2)
-    angles = rotary_cos_sin(torch.tensor([PROMPT]), width, 10000.0)
+    angles = Rotary().cos_sin(torch.tensor([PROMPT]), width)
 
     def attend() -> Tensor:
         q, k, v = query
@@ -115,7 +115,7 @@ def operations(shape: Shape, times: int) -> dict[str, Turn]:
             lambda x, y, o: _flat(between((x, y), o, None)), *(torch.randn_like(stream) for _ in range(3)), times=times
         ),
         "sinkhorn": forward_backward(lambda x: sinkhorn.sinkhorn(x, 20, 1e-6), torch.randn(*rows, 16), times=times),
-        "rotary": forward_backward(lambda x: rotary.rotary(x, 2 * shape.heads, *turn), heads, times=times),
+        "rotary": forward_backward(lambda x: rotary.rotary(x, 2 * shape.heads, *sequence_angles), heads, times=times),
         "swiglu": forward_backward(swiglu.swiglu, torch.randn(*rows, 2 * shape.hidden), times=times),
         "few_rows_linear": _undifferentiated(lambda: linear(stream[:1, :1], weight), 20 * times),
         "next_token_attention": _undifferentiated(attend, 20 * times),

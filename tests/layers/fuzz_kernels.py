@@ -15,7 +15,7 @@ import torch
 from layers.operators import broken, call, examples
 from siamesenorm.layers.kernels import decode, rotary, swiglu
 from siamesenorm.layers.moe import MoE
-from siamesenorm.layers.rotary import rotary_cos_sin
+from siamesenorm.layers.rotary import Rotary
 from siamesenorm.residual.kernels import native, rms_norm, siamese_step, sinkhorn
 from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS
 
@@ -83,8 +83,8 @@ def turns():
     rows, tokens, heads, width = draw(0, 4), draw(1, 6), draw(1, 4), 2 * draw(1, 20)
     positions = torch.arange(rows * tokens).view(rows, tokens) if chance.random() < 0.5 else torch.arange(tokens)
     x = numbers(rows, tokens, heads, width).requires_grad_()
-    backward(rotary.rotary(x, draw(0, heads), *rotary_cos_sin(positions, width)))
-    torch.ops.siamesenorm.rotary(x.detach(), draw(0, heads), *rotary_cos_sin(positions, width), -1.0)
+    backward(rotary.rotary(x, draw(0, heads), *Rotary().cos_sin(positions, width)))
+    torch.ops.siamesenorm.rotary(x.detach(), draw(0, heads), *Rotary().cos_sin(positions, width), -1.0)
 
 
 def products():
@@ -108,7 +108,7 @@ def attention():
     length = draw(0, room - 1)
     heads = numbers(rows, 1, (group + 2) * kv_heads, width).split([group * kv_heads, kv_heads, kv_heads], dim=2)
     cache = [torch.randn(rows, kv_heads, room, width) for _ in range(2)]
-    cos_sin = rotary_cos_sin(torch.tensor([length]), width)
+    cos_sin = Rotary().cos_sin(torch.tensor([length]), width)
     torch.ops.siamesenorm.next_token_attention(*heads, *cos_sin, *cache, length, draw(0, length))
 
 

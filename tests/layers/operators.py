@@ -5,7 +5,7 @@ from torch import Tensor
 
 from siamesenorm.layers import grouped  # defines operators, as the next line does
 from siamesenorm.layers.kernels import decode, rotary, swiglu  # noqa: F401
-from siamesenorm.layers.rotary import rotary_cos_sin
+from siamesenorm.layers.rotary import Rotary
 from siamesenorm.residual.kernels import siamese_step, sinkhorn  # noqa: F401
 from siamesenorm.residual.kernels.siamese_step import ABSENT, LAYER, RMS
 
@@ -62,7 +62,7 @@ def examples(rows=3, make=draw):
     yield "swiglu", (make(rows, 2, 8),)
     yield "swiglu_backward", (make(rows, 2, 4), make(rows, 2, 8))
     for positions in (torch.arange(2), torch.arange(2 * rows).view(rows, 2)):
-        yield "rotary", (make(rows, 2, 3, 4), 2, *rotary_cos_sin(positions, 4), 1.0)
+        yield "rotary", (make(rows, 2, 3, 4), 2, *Rotary().cos_sin(positions, 4), 1.0)
     for bias in (draw(5), None):
         yield "few_rows_linear", (make(rows, width), make(5, width), bias)
         experts = make(4, width), make(4, 6, width), None if bias is None else draw(4, 6)
@@ -72,7 +72,7 @@ def examples(rows=3, make=draw):
         )
     cache = draw(rows, 2, 7, 4), draw(rows, 2, 7, 4)
     heads = make(rows, 1, 8, 4).split([4, 2, 2], dim=2)
-    yield "next_token_attention", (*heads, *rotary_cos_sin(torch.tensor([5]), 4), *cache, 5, 2)
+    yield "next_token_attention", (*heads, *Rotary().cos_sin(torch.tensor([5]), 4), *cache, 5, 2)
     ends, token, of_token = slots_of(torch.arange(2 * rows).view(rows, 2) % 3, 4)
     for bias, route in ((draw(4, 5), (token, of_token)), (None, (None, None))):
         x = make(rows if route[0] is not None else 2 * rows, width)

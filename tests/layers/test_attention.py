@@ -8,7 +8,7 @@ import torch
 from closeness import assert_same_but_for_rounding
 from siamesenorm.layers.attention import Attention, AttentionContext, combine_norms
 from siamesenorm.layers.mask import visibility
-from siamesenorm.layers.rotary import rotary_cos_sin, rotate
+from siamesenorm.layers.rotary import Rotary, rotate
 from siamesenorm.residual import NormSpec, SublayerNeeds
 
 HEADS, KV_HEADS, WIDTH, DIM, TOKENS = 4, 2, 6, 20, 7
@@ -31,7 +31,7 @@ def make(norm="none", qk_norm="none", output_norm=False, kv_heads=KV_HEADS, bias
 
 
 def context(window=None):
-    return AttentionContext(rotary_cos_sin(torch.arange(TOKENS), WIDTH), visibility(TOKENS, TOKENS, window=window))
+    return AttentionContext(Rotary().cos_sin(torch.arange(TOKENS), WIDTH), visibility(TOKENS, TOKENS, window=window))
 
 
 def rms(x, gain, eps=1e-5):
@@ -40,7 +40,7 @@ def rms(x, gain, eps=1e-5):
 
 def by_hand(a, h, window=None):
     """One query at a time, one head at a time."""
-    kv_heads, cos_sin = a.kv_heads, rotary_cos_sin(torch.arange(TOKENS), WIDTH)
+    kv_heads, cos_sin = a.kv_heads, Rotary().cos_sin(torch.arange(TOKENS), WIDTH)
     rows = a.qkv.weight.split([HEADS * WIDTH, kv_heads * WIDTH, kv_heads * WIDTH])
     q, k, v = (h @ w.T for w in rows)
     if a.norm_kind == "qk_projection":

@@ -16,7 +16,7 @@ from siamesenorm.layers.kernels.rotary import plain, rotary
 from siamesenorm.layers.kernels.swiglu import swiglu
 from siamesenorm.layers.linear import Linear
 from siamesenorm.layers.moe import MoE
-from siamesenorm.layers.rotary import rotary_cos_sin, rotate, split_and_rotate
+from siamesenorm.layers.rotary import Rotary, rotate, split_and_rotate
 from siamesenorm.models.lm import LanguageModel, LMConfig, generate
 from siamesenorm.residual.kernels import native
 from siamesenorm.residual.kernels.native import disabled
@@ -192,7 +192,7 @@ def test_rotary_positions(batch, tokens, heads, half, rows, order):
     sizes = [(batch, tokens, heads)[k] for k in order]
     x = torch.randn(*sizes, 2 * half).permute(*back, 3).requires_grad_()
     positions = torch.arange(batch * tokens).view(batch, tokens) if rows else torch.arange(tokens)
-    cos_sin = rotary_cos_sin(positions, 2 * half)
+    cos_sin = Rotary().cos_sin(positions, 2 * half)
     with disabled():
         expected = rotate(x, cos_sin)
         expected_grad = torch.autograd.grad(expected.square().sum(), x)
@@ -214,7 +214,7 @@ def test_a_token_attends_to_its_cache(batch, kv_heads, group, length, window):
     width, heads, first = 6, kv_heads * group, max(0, length + 1 - window)
     keys, values = torch.randn(2, batch, kv_heads, length + 3, width)
     q, k, v = torch.randn(batch, 1, heads + 2 * kv_heads, width).split([heads, kv_heads, kv_heads], dim=2)
-    cos, sin = rotary_cos_sin(torch.tensor([length]), width)
+    cos, sin = Rotary().cos_sin(torch.tensor([length]), width)
     cache = KeyValueCache(1, batch, kv_heads, length + 3, width)
     cache.keys, cache.values, cache.length = [keys.clone()], [values.clone()], length
     seen = cache.update(0, rotate(k, (cos, sin)).transpose(1, 2), v.transpose(1, 2))
@@ -228,7 +228,7 @@ def test_a_token_attends_to_its_cache(batch, kv_heads, group, length, window):
 
 @pytest.mark.parametrize("turned", [0, 1, 3])
 def test_some_heads_are_turned_and_others_copied(turned):
-    x, cos_sin = torch.randn(2, 5, 3, 4, requires_grad=True), rotary_cos_sin(torch.arange(5), 4)
+    x, cos_sin = torch.randn(2, 5, 3, 4, requires_grad=True), Rotary().cos_sin(torch.arange(5), 4)
     expected = torch.cat([plain(x[:, :, :turned], *cos_sin), x[:, :, turned:]], dim=2)
     got = rotary(x, turned, *cos_sin)
     assert_close(got, expected, **CLOSE)
@@ -236,7 +236,7 @@ def test_some_heads_are_turned_and_others_copied(turned):
 
 
 def test_queries_and_keys_of_one_projection_are_turned_together():
-    qkv, cos_sin = torch.randn(2, 5, 8, 4), rotary_cos_sin(torch.arange(5), 4)
+    qkv, cos_sin = torch.randn(2, 5, 8, 4), Rotary().cos_sin(torch.arange(5), 4)
     q, k, v = qkv.split([4, 2, 2], dim=2)
     assert_close(split_and_rotate(qkv, 4, 2, cos_sin), (rotate(q, cos_sin), rotate(k, cos_sin), v), **CLOSE)
 
@@ -264,7 +264,7 @@ def test_a_cache_made_for_other_rows_is_refused(made, used, tokens, kernels):
         with pytest.raises(ValueError, match=f"made for {made} rows, {used} are given"):
             model(torch.zeros(used, tokens, dtype=torch.long), cache=cache)
         keys, values = torch.randn(2, made, 4, 16, 6)
-        heads, cos_sin = torch.randn(3, used, 1, 4, 6), rotary_cos_sin(torch.tensor([2]), 6)
+        heads, cos_sin = torch.randn(3, used, 1, 4, 6), Rotary().cos_sin(torch.tensor([2]), 6)
         with pytest.raises(RuntimeError, match="kernel: a tensor of shape"):
             torch.ops.siamesenorm.next_token_attention(*heads, *cos_sin, keys, values, 2, 0)
 
@@ -272,7 +272,7 @@ def test_a_cache_made_for_other_rows_is_refused(made, used, tokens, kernels):
 @pytest.mark.parametrize(("length", "first"), [(16, 0), (-1, 0), (3, 4), (3, -1)])
 def test_places_outside_of_the_cache_are_refused(length, first):
     keys, values = torch.randn(2, 2, 4, 16, 6)
-    heads, cos_sin = torch.randn(3, 2, 1, 4, 6), rotary_cos_sin(torch.tensor([2]), 6)
+    heads, cos_sin = torch.randn(3, 2, 1, 4, 6), Rotary().cos_sin(torch.tensor([2]), 6)
     with pytest.raises(RuntimeError, match="do not fit a cache"):
         torch.ops.siamesenorm.next_token_attention(*heads, *cos_sin, keys, values, length, first)
 

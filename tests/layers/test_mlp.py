@@ -1,4 +1,4 @@
-"""The FFN: which half is the gate, and gradients of the lean node."""
+"""The FFN: which half is the gate, what backward keeps, where the output norm stands."""
 
 import pytest
 import torch
@@ -16,13 +16,8 @@ def test_second_half_is_the_gate():
             torch.testing.assert_close(swiglu(x), x[:, :2] * x[:, 2:] * torch.sigmoid(x[:, 2:]))
 
 
-def test_lean_gradient_is_exact():
-    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(swiglu, (x,))
-
-
 @pytest.mark.skipif(native.library() is None, reason="installed without the compiled kernels")
-def test_lean_node_keeps_the_projection_alone():
+def test_backward_keeps_the_projection_alone():
     x, kept = torch.randn(5, 8, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape), lambda t: t):
         swiglu(x)

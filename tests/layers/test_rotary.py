@@ -1,11 +1,11 @@
-"""Rotary positions: the angle law, relative position only, and the lean autograd nodes against plain operators."""
+"""Rotary positions: the angle law, relative position only, and the gradient of plain operators."""
 
 import math
 
 import pytest
 import torch
 
-from siamesenorm.layers.rotary import rotary_cos_sin, rotate, split_and_rotate
+from siamesenorm.layers.rotary import Rotary, rotate, split_and_rotate
 
 
 def turned_by_hand(x, position, theta):
@@ -23,7 +23,7 @@ def test_every_pair_turns_by_its_own_angle(grad):
     x = torch.randn(1, 5, 2, 6)
     positions = torch.tensor([0, 1, 2, 7, 100])
     with torch.set_grad_enabled(grad):
-        out = rotate(x, rotary_cos_sin(positions, 6, theta=500.0))
+        out = rotate(x, Rotary(500.0).cos_sin(positions, 6))
     for t, position in enumerate(positions.tolist()):
         for head in range(2):
             expected = torch.tensor(turned_by_hand(x[0, t, head].tolist(), position, 500.0))
@@ -34,7 +34,7 @@ def test_products_depend_on_distance_alone():
     q, k = torch.randn(8), torch.randn(8)
 
     def product(at_q, at_k):
-        cos_sin = rotary_cos_sin(torch.tensor([at_q, at_k]), 8)
+        cos_sin = Rotary().cos_sin(torch.tensor([at_q, at_k]), 8)
         a, b = rotate(torch.stack([q, k])[None, :, None], cos_sin)[0, :, 0]
         return (a * b).sum()
 
@@ -45,22 +45,22 @@ def test_products_depend_on_distance_alone():
 def test_positions_may_differ_by_row():
     x = torch.randn(2, 3, 1, 4)
     positions = torch.tensor([[0, 1, 2], [5, 6, 7]])
-    both = rotate(x, rotary_cos_sin(positions, 4))
+    both = rotate(x, Rotary().cos_sin(positions, 4))
     for row in range(2):
-        torch.testing.assert_close(both[row : row + 1], rotate(x[row : row + 1], rotary_cos_sin(positions[row], 4)))
+        torch.testing.assert_close(both[row : row + 1], rotate(x[row : row + 1], Rotary().cos_sin(positions[row], 4)))
 
 
 def test_split_keeps_values_and_gradients_are_those_of_plain_operators():
-    heads, kv_heads, cos_sin = 4, 2, rotary_cos_sin(torch.arange(5), 6)
+    heads, kv_heads, cos_sin = 4, 2, Rotary().cos_sin(torch.arange(5), 6)
     qkv = torch.randn(3, 5, 8, 6, requires_grad=True)
     weights = [torch.randn(3, 5, n, 6) for n in (heads, kv_heads, kv_heads)]
 
     def loss(parts):
         return sum((part * w).sum() for part, w in zip(parts, weights, strict=True))
 
-    lean = split_and_rotate(qkv, heads, kv_heads, cos_sin)
-    torch.testing.assert_close(lean[2], qkv[:, :, 6:])
-    (grad,) = torch.autograd.grad(loss(lean), qkv)
+    parts = split_and_rotate(qkv, heads, kv_heads, cos_sin)
+    torch.testing.assert_close(parts[2], qkv[:, :, 6:])
+    (grad,) = torch.autograd.grad(loss(parts), qkv)
     cos, sin = cos_sin
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
     plain = [t * cos + torch.cat([t[..., 3:], t[..., :3]], -1) * sin for t in (q, k)]
@@ -70,7 +70,7 @@ def test_split_keeps_values_and_gradients_are_those_of_plain_operators():
 
 def test_low_precision_turns_by_float32_angles():
     x = torch.randn(1, 1, 1, 64)
-    cos_sin = rotary_cos_sin(torch.tensor([4097]), 64)
+    cos_sin = Rotary().cos_sin(torch.tensor([4097]), 64)
     exact, low = rotate(x.bfloat16().float(), cos_sin), rotate(x.bfloat16(), cos_sin)
     assert low.dtype == torch.bfloat16
     torch.testing.assert_close(low.float(), exact, atol=0.02, rtol=0.01)

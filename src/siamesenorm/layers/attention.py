@@ -137,8 +137,7 @@ class Attention(nn.Module):
         else:
             q, k, v = self.project_and_rotate(h, context.cos_sin)
             o = self.attend_all(q, k, v, context)
-        o = o.flatten(2)
-        return self.out(o if self.out_norm is None else self.out_norm(o))
+        return self.output(o.flatten(2))
 
     def attend_all(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
         """Attention of rotated heads (batch, tokens, heads, head_dim) to themselves and the cache, the same shape."""
@@ -172,6 +171,10 @@ class Attention(nn.Module):
         q, k, v = self.split(qkv)
         q, k, v = self.normed(q, self.q_norm), self.normed(k, self.k_norm), self.normed(v, self.v_norm)
         return self.scaled(rotate(q, cos_sin)), rotate(k, cos_sin), v
+
+    def output(self, o: Tensor) -> Tensor:
+        """The update from all heads side by side, (..., heads * head_dim), normed where asked."""
+        return self.out(o if self.out_norm is None else self.out_norm(o))
 
     def scaled(self, q: Tensor) -> Tensor:
         """Queries as large as the model has them."""

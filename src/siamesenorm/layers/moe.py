@@ -4,10 +4,9 @@ arXiv 2409.02060). Dropless: no expert has a capacity, so no token ever loses on
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from siamesenorm.layers.mlp import GATED, Activation, activate
 from siamesenorm.residual.base import WeightRole
 from siamesenorm.residual.hooks import has_hooks
 from siamesenorm.residual.norms import NormFactory
-from siamesenorm.residual.precision import LOW_PRECISION
+from siamesenorm.residual.precision import widened, without_autocast
 
 
 class RouterStats(NamedTuple):
@@ -64,9 +63,9 @@ class Router(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(tokens, dim) to (tokens, experts)."""
-        with _no_autocast(input):
-            precise = torch.float32 if input.dtype in LOW_PRECISION else input.dtype
-            return F.linear(input.to(precise), self.weight.to(precise))
+        with without_autocast(input):
+            wide = widened(input)
+            return F.linear(wide, self.weight.to(wide.dtype))
 
 
 class MoE(nn.Module):
@@ -154,7 +153,7 @@ class MoE(nn.Module):
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits and log-probabilities, (tokens, experts); weights and indices of the chosen experts, (tokens, k)."""
         logits = self.router(tokens)
-        with _no_autocast(tokens):
+        with without_autocast(tokens):
             log_p = logits.log_softmax(-1)
             weights, chosen = log_p.topk(self.top_k, dim=-1)
             weights = weights.exp()
@@ -187,7 +186,7 @@ class MoE(nn.Module):
         choices = chosen.flatten()
         counts = choices.new_zeros(self.experts).scatter_add_(0, choices, torch.ones_like(choices))
         tokens = max(logits.shape[0], 1)
-        with _no_autocast(logits):
+        with without_autocast(logits):
             p = log_p.exp()
             slots = counts.to(p.dtype)
             if self.mean is not None and self.training:
@@ -210,10 +209,3 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     if x.dtype != torch.float64 and kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return x.dtype
-
-
-def _no_autocast(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    kind = x.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return contextlib.nullcontext()
-    return torch.autocast(kind, enabled=False)

@@ -31,31 +31,20 @@ class Rotary:
 
     def cos_sin(self, positions: Tensor, head_dim: int) -> CosSin:
         """cos and sin of every position, for positions (tokens,) or (batch, tokens)."""
-        return rotary_cos_sin(positions, head_dim, self.theta, rotary_dim=self.rotary_dim, scaling=self.scaling)
-
-
-def rotary_cos_sin(
-    positions: Tensor,
-    head_dim: int,
-    theta: float = 10000.0,
-    *,
-    rotary_dim: int | None = None,
-    scaling: Scaling | None = None,
-) -> CosSin:
-    """cos and sin of every position, for positions (tokens,) or (batch, tokens); see `Rotary`."""
-    width = head_dim if rotary_dim is None else rotary_dim
-    steps = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
-    frequencies = 1.0 / theta ** (steps / max(width, 1))
-    if scaling is not None:
-        frequencies = scaling.frequencies(frequencies, theta)
-    if width < head_dim:
-        frequencies = torch.cat([frequencies, frequencies.new_zeros((head_dim - width) // 2)])
-    angles = positions.to(torch.float32)[..., None, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    if scaling is not None and scaling.attention_factor != 1:
-        size = torch.where(frequencies > 0, scaling.attention_factor, 1.0)  # what does not rotate stays as it is
-        cos, sin = cos * size, sin * size
-    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        width = head_dim if self.rotary_dim is None else self.rotary_dim
+        steps = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
+        frequencies = 1.0 / self.theta ** (steps / max(width, 1))
+        if self.scaling is not None:
+            frequencies = self.scaling.frequencies(frequencies, self.theta)
+        if width < head_dim:
+            frequencies = torch.cat([frequencies, frequencies.new_zeros((head_dim - width) // 2)])
+        angles = positions.to(torch.float32)[..., None, None] * frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self.scaling is not None and self.scaling.attention_factor != 1:
+            # What does not rotate stays as it is.
+            size = torch.where(frequencies > 0, self.scaling.attention_factor, 1.0)
+            cos, sin = cos * size, sin * size
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 def rotate(x: Tensor, cos_sin: CosSin) -> Tensor:

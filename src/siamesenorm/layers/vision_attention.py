@@ -33,5 +33,4 @@ class VisionAttention(Attention):
         """(batch, tokens, dim) to the same."""
         q, k, v = self.project(h)
         o = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        o = o.transpose(1, 2).flatten(2)
-        return self.out(o if self.out_norm is None else self.out_norm(o))
+        return self.output(o.transpose(1, 2).flatten(2))

@@ -65,7 +65,7 @@ class SiameseNormAttention(Attention):
             k, v = past_key_values.update(k, v, self.layer_idx)
         o, weights = backend(self, q, k, v, mask, scaling=self.scaling, dropout=0.0, sliding_window=window, **options)
         o = o.reshape(*h.shape[:-1], q.shape[1] * q.shape[-1])  # serving engines give it as rows of tokens
-        return self.out(o if self.out_norm is None else self.out_norm(o)), weights
+        return self.output(o), weights
 
 
 class SiameseNormBlock(GradientCheckpointingLayer):

@@ -43,8 +43,7 @@ class ServedAttention(Attention):
         o = self.paged(q.flatten(1), k.flatten(1), v.flatten(1))
         if more:
             o = o.unflatten(-1, (self.heads, -1))[..., : self.head_dim].flatten(1)
-        o = o.unsqueeze(0)
-        return self.out(o if self.out_norm is None else self.out_norm(o))
+        return self.output(o.unsqueeze(0))
 
 
 class WholeNorm(nn.Module):

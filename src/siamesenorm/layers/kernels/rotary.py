@@ -25,7 +25,7 @@ class HeadsArgs(Structure):
 
 
 class RotaryArgs(Structure):
-    """`TurnCall` of sublayers.c."""
+    """`RotaryCall` of sublayers.c."""
 
     _fields_ = (
         *((name, c_int64) for name in ("batch", "tokens", "heads", "width", "positions")),

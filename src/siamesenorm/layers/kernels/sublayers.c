@@ -42,8 +42,8 @@ FAST static void swiglu_back_rows(const SwiGLUCall *c, int64_t from, int64_t to)
 }
 
 /* One head: (first, second) * (cos, cos) + (second, first) * (-sin, sin). out must not be x. */
-static inline void turn(const float *x, const float *cosine, const float *sine, float *out, int64_t width,
-                        float direction) {
+static inline void rotate(const float *x, const float *cosine, const float *sine, float *out, int64_t width,
+                          float direction) {
     const int64_t half = width / 2;
     for (int64_t j = 0; j < half; j++) out[j] = x[j] * cosine[j] + direction * sine[j] * x[j + half];
     for (int64_t j = half; j < width; j++) out[j] = x[j] * cosine[j] + direction * sine[j] * x[j - half];
@@ -57,20 +57,21 @@ typedef struct {
 
 typedef struct {
     int64_t batch, tokens, heads, width;
-    int64_t turns; /* rows of cosine and sine: tokens, or batch * tokens */
+    int64_t positions; /* rows of cosine and sine: tokens, or batch * tokens */
     int32_t threads;
-    float direction; /* 1, or -1 to turn back */
+    float direction; /* 1, or -1 to rotate back */
     const float *cosine, *sine;
     Heads x, out;
-} TurnCall;
+} RotaryCall;
 
-FAST static void turn_rows(const TurnCall *c, int64_t from, int64_t to) {
+FAST static void rotate_rows(const RotaryCall *c, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++) {
-        const int64_t b = i / c->tokens, t = i % c->tokens, angle = (i % c->turns) * c->width;
+        const int64_t b = i / c->tokens, t = i % c->tokens, angle = (i % c->positions) * c->width;
         const float *x = c->x.data + b * c->x.batch + t * c->x.token;
         float *out = c->out.data + b * c->out.batch + t * c->out.token;
         for (int64_t h = 0; h < c->heads; h++)
-            turn(x + h * c->x.head, c->cosine + angle, c->sine + angle, out + h * c->out.head, c->width, c->direction);
+            rotate(x + h * c->x.head, c->cosine + angle, c->sine + angle, out + h * c->out.head, c->width,
+                   c->direction);
     }
 }
 
@@ -91,11 +92,11 @@ FAST static void decode_heads(const DecodeCall *c, int64_t from, int64_t to, flo
     for (int64_t i = from; i < to; i++) {
         const int64_t b = i / c->kv_heads, h = i % c->kv_heads;
         float *keys = c->keys + i * c->room * width, *values = c->values + i * c->room * width;
-        turn(c->k + b * c->k_batch + h * width, c->cosine, c->sine, keys + c->length * width, width, 1.0f);
+        rotate(c->k + b * c->k_batch + h * width, c->cosine, c->sine, keys + c->length * width, width, 1.0f);
         memcpy(values + c->length * width, c->v + b * c->v_batch + h * width, (size_t)width * sizeof(float));
         keys += c->first * width, values += c->first * width;
         for (int64_t g = h * group; g < (h + 1) * group; g++) {
-            turn(c->q + b * c->q_batch + g * width, c->cosine, c->sine, q, width, 1.0f);
+            rotate(c->q + b * c->q_batch + g * width, c->cosine, c->sine, q, width, 1.0f);
             float highest = -INFINITY, sum = 0.0f;
             for (int64_t t = 0; t < count; t++) {
                 float dot = 0.0f;
@@ -184,13 +185,13 @@ int siamesenorm_swiglu_backward(const SwiGLUCall *c) {
     return 0;
 }
 
-int siamesenorm_turn(const TurnCall *c) {
+int siamesenorm_turn(const RotaryCall *c) {
     const int64_t rows = c->batch * c->tokens;
     const int parts = threads_for(rows, c->heads * c->width, c->threads);
 #pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
     for (int p = 0; p < parts; p++) {
         SPLIT(rows, parts, p, from, to);
-        turn_rows(c, from, to);
+        rotate_rows(c, from, to);
     }
     return 0;
 }
