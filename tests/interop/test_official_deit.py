@@ -1,25 +1,28 @@
 """Official vision checkpoints: outputs and gradients recorded from the official code, names, shapes and refusals."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from closeness import assert_same_but_for_rounding
 from siamesenorm.interop.official import OfficialError, load_deit
+from siamesenorm.residual.kernels import native
 
 from .recorded import assert_comes_back, assert_outputs_and_gradients, read
 
 NAMES = ("deit_siamese", "deit_siamese_distilled")
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kernels", [nullcontext, native.disabled], ids=["kernels", "no kernels"])
 @pytest.mark.parametrize("name", NAMES)
-def test_outputs_and_gradients_are_the_official_ones(name, fused):
+def test_outputs_and_gradients_are_the_official_ones(name, kernels):
     config, state, recorded = read(name)
     model = load_deit(state, config)
-    model.residual.fused = fused
     assert model.config.topology == "siamese"
-    outputs = model(recorded["input.image"])
-    assert_outputs_and_gradients(model, outputs if config["distilled"] else [outputs], recorded)
+    with kernels():
+        outputs = model(recorded["input.image"])
+        assert_outputs_and_gradients(model, outputs if config["distilled"] else [outputs], recorded)
 
 
 def test_evaluation_averages_both_heads():

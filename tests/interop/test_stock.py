@@ -12,10 +12,7 @@ from siamesenorm.interop.pretrained.stock import export_stock
 from siamesenorm.models.lm import LanguageModel, LMConfig
 
 from .pretrained_models import KINDS, saved, their_model
-
-IDS = torch.randint(3, 61, (2, 40), generator=torch.Generator().manual_seed(1))
-CLOSE = 1e-5
-"""Relative to the largest logit."""
+from .test_pretrained import CLOSE, IDS, far
 
 SIZES = {"vocab_size": 61, "dim": 32, "blocks": 3, "heads": 4, "ffn_dim": 40, "max_length": 64}
 MOE = {"experts": 4, "top_k": 2, "expert_dim": 24}
@@ -52,8 +49,7 @@ def assert_the_same(folder, model_type, expected):
     made, info = hf.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert made.config.model_type == model_type
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    logits = made.eval()(IDS).logits
-    assert ((logits - expected).abs().max() / expected.abs().max()).item() < CLOSE
+    assert far(made.eval()(IDS).logits, expected) < CLOSE
 
 
 @pytest.mark.parametrize("kind", KINDS)

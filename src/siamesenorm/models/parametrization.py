@@ -12,8 +12,8 @@ With m_N = dim / base_width, m_L = blocks / base_depth, against the standard par
     | what lies on the skip                  |            | m_L^-p        |          | m_N^-1          |
     | embedding, last norm, head             |            |               |          | m_N^-1          |
 
-Every branch is times m_L^-1 and what the head reads times m_N^-1. Laws of depth that an initialiser or a topology has,
-and laws of width of embedding and head, are read at the base. So a model of its base's size is the standard one.
+Every branch is multiplied by m_L^-1, and what the head reads by m_N^-1. Laws of depth that an initialiser or a topology
+has, and laws of width of embedding and head, are read at the base. So a model of its base's size is the standard one.
 
 A width grows by more heads, not by larger ones: then attention needs no factor. Muon's update has singular values that
 grow with the root of a matrix' longer side; a change of m_N^-1/2 keeps what it does to a vector as it is, and for
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Factors(NamedTuple):
-    """What an optimiser's settings are times for a parameter."""
+    """What multiplies an optimiser's settings for a parameter."""
 
     lr: float = 1.0
     decay: float = 1.0

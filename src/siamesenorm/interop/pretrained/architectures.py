@@ -180,7 +180,7 @@ def expert_fields(theirs: Any, kind: Architecture) -> dict[str, Any] | None:
 
 
 def rotary_fields(theirs: Any, head_dim: int, *, partly: bool) -> dict[str, Any]:
-    """Rotary angles, and which blocks have a window; partly: whether such a model may turn heads in part."""
+    """Rotary angles, and which blocks have a window; partly: whether heads of such a model may rotate in part."""
     rope: Mapping[str, Any] = theirs.rope_parameters
     common, local = rope, rope
     if "rope_theta" not in rope:
@@ -216,7 +216,7 @@ def window_fields(theirs: Any) -> dict[str, Any]:
     if full != [(block + 1) % every == 0 for block in range(len(full))]:
         raise InteropError(
             f"source: layer_types = {layers} in config.json cannot be carried; "
-            f"it takes full attention in every so many blocks, the last of each so many"
+            f"it takes full attention in the last of every n blocks, or in none"
         )
     return {"window": window, "full_every": every}
 

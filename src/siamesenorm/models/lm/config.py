@@ -101,7 +101,7 @@ class LMConfig(StackConfig):
         default=None, ge=1, description="Tokens that a token sees, itself included; default: all before it."
     )
     full_every: int | None = Field(
-        default=None, ge=1, description="Every so many blocks, one has no window; default: all blocks have it."
+        default=None, ge=1, description="One block in so many has no window; default: all blocks have it."
     )
     window_rope_theta: float | None = Field(
         default=None, gt=0, description="Base of unscaled rotary angles in blocks with a window; default: as others."

@@ -85,9 +85,8 @@ def compare_predictions(before: LanguageModel, after: LanguageModel, ids: Tensor
     largest, total, same, losses, count = 0.0, 0.0, 0, [0.0, 0.0], 0
     for row in ids.split(1):
         logs = [m(row).logits[0].double().log_softmax(-1) for m in (before, after)]
-        kl = (
-            (logs[0].exp() * (logs[0] - logs[1])).sum(-1).clamp(min=0).nan_to_num(nan=math.inf)
-        )  # no number is no match
+        kl = (logs[0].exp() * (logs[0] - logs[1])).sum(-1).clamp(min=0)
+        kl = kl.nan_to_num(nan=math.inf)  # no number is no match
         largest, total = max(largest, kl.max().item()), total + kl.sum().item()
         same += int((logs[0].argmax(-1) == logs[1].argmax(-1)).sum())
         for number, log in enumerate(logs):
