@@ -32,7 +32,7 @@ from siamesenorm.interop.official_forms import (
     official_topology,
 )
 from siamesenorm.interop.olmo_config import read_olmo_config
-from siamesenorm.interop.renaming import Names, give_renamed, load_renamed, rename
+from siamesenorm.interop.renaming import Renaming, give_renamed, load_renamed, rename
 from siamesenorm.models.dit import DiT
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.vit import VisionTransformer
@@ -84,7 +84,7 @@ def to_official(model: LanguageModel | VisionTransformer | DiT, *, grads: bool =
     return give_renamed(model, official_names(model), grads=grads)
 
 
-def official_names(model: LanguageModel | VisionTransformer | DiT) -> Names:
+def official_names(model: LanguageModel | VisionTransformer | DiT) -> Renaming:
     """Our parameter names to the official ones, one to one; a model without an official form raises."""
     if isinstance(model, DiT):
         check_fields(model.config, DIFFUSION_FIELDS, "diffusion Transformer")
@@ -95,7 +95,7 @@ def official_names(model: LanguageModel | VisionTransformer | DiT) -> Names:
     return olmo_names(model)
 
 
-def olmo_names(model: LanguageModel) -> Names:
+def olmo_names(model: LanguageModel) -> Renaming:
     """Names in OLMo's format."""
     topology = official_topology(model.residual, LANGUAGE, "language model")
     check_language_fields(model.config, topology)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from siamesenorm.interop.foreign_config import read_keywords
 from siamesenorm.interop.official_forms import VISION, official_topology
-from siamesenorm.interop.renaming import Names, load_renamed, rename
+from siamesenorm.interop.renaming import Renaming, load_renamed, rename
 from siamesenorm.models.vit import VisionTransformer, ViTConfig
 
 SUBLAYERS = {
@@ -68,7 +68,7 @@ def load_deit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) 
     return load_renamed(model, deit_names(model), state_dict)
 
 
-def deit_names(model: VisionTransformer) -> Names:
+def deit_names(model: VisionTransformer) -> Renaming:
     """Our parameter names to the official ones."""
     topology = official_topology(model.residual, VISION, "vision model")
     modules = {name: name for name in OUTSIDE}

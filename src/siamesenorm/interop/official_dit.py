@@ -19,7 +19,7 @@ from torch import Tensor
 
 from siamesenorm.interop.foreign_config import read_keywords
 from siamesenorm.interop.official_forms import DIFFUSION, official_topology
-from siamesenorm.interop.renaming import Names, load_renamed, rename
+from siamesenorm.interop.renaming import Renaming, load_renamed, rename
 from siamesenorm.models.dit import DiT, DiTConfig
 
 KEYWORDS = {
@@ -77,7 +77,7 @@ def load_dit(state_dict: Mapping[str, Tensor], config_dict: Mapping[str, Any]) -
     return load_renamed(model, dit_names(model), state_dict)
 
 
-def dit_names(model: DiT) -> Names:
+def dit_names(model: DiT) -> Renaming:
     """Our names to the official ones."""
     official_topology(model.residual, DIFFUSION, "diffusion Transformer")
     modules = dict(MODULES)

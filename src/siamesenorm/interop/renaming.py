@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from siamesenorm.errors import OfficialError
 
 Model = TypeVar("Model", bound=nn.Module)
-Names = dict[str, str]
+Renaming = dict[str, str]
 """Our names of parameters and fixed tensors to theirs, one to one."""
 
 
@@ -24,7 +24,7 @@ def rename(name: str, modules: Mapping[str, str]) -> str:
     return f"{modules[module]}.{leaf}"
 
 
-def load_renamed(model: Model, names: Names, state: Mapping[str, Tensor]) -> Model:
+def load_renamed(model: Model, names: Renaming, state: Mapping[str, Tensor]) -> Model:
     """Give a model from the meta device copies of `state`'s tensors; what does not fit raises with its names."""
     expected = model.state_dict()
     _complain("not a tensor", [name for name, value in state.items() if not isinstance(value, Tensor)])
@@ -41,7 +41,7 @@ def load_renamed(model: Model, names: Names, state: Mapping[str, Tensor]) -> Mod
     return model.requires_grad_(True)
 
 
-def give_renamed(model: nn.Module, names: Names, *, grads: bool = False) -> dict[str, Tensor]:
+def give_renamed(model: nn.Module, names: Renaming, *, grads: bool = False) -> dict[str, Tensor]:
     """The model's weights, or their gradients, under their names."""
     if grads:
         parameters = {names[ours]: parameter for ours, parameter in model.named_parameters()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from siamesenorm.residual.hooks import has_hooks
 
-Grid = tuple[int, int]
+PatchGrid = tuple[int, int]
 
 
 class PatchEmbedding(nn.Module):
@@ -53,7 +53,7 @@ def line_positions(coordinates: Tensor, dim: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def resample_positions(positions: Tensor, old: Grid, new: Grid, prefix: int) -> Tensor:
+def resample_positions(positions: Tensor, old: PatchGrid, new: PatchGrid, prefix: int) -> Tensor:
     """(1, prefix + rows · columns, dim) for the grid `new`: bicubic, antialiased, the prefix tokens' own unchanged."""
     if old == new:
         return positions
@@ -64,7 +64,7 @@ def resample_positions(positions: Tensor, old: Grid, new: Grid, prefix: int) -> 
     return torch.cat([tokens, grid], dim=1)
 
 
-def square_grid(tokens: int, prefix: int) -> Grid:
+def square_grid(tokens: int, prefix: int) -> PatchGrid:
     """The grid of so many position vectors, the prefix included, where nobody says it."""
     side = math.isqrt(tokens - prefix)
     if side * side != tokens - prefix:

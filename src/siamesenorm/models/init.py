@@ -39,12 +39,8 @@ class FirstWeights(ABC):
     config: Any
 
     def __init__(self, model: Stack[Any], seed: int | None = None, part_context: PartContext = nullcontext) -> None:
-        self.model, self.config, self.rule, self.part_context = (
-            model,
-            model.config,
-            model.residual.init_rule,
-            part_context,
-        )
+        self.model, self.config, self.part_context = model, model.config, part_context
+        self.rule = model.residual.init_rule
         there = next(model.parameters()).device
         self.device = torch.device("cpu") if there.type == "meta" else there
         self.generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)

@@ -40,11 +40,11 @@ class BlockReport(NamedTuple):
     """What the FFN returned beside its output."""
 
 
-Sublayer = Callable[[Tensor, Context], Any]
-SublayerRunner = Callable[[Sublayer, Tensor, Context], Any]
+SublayerCall = Callable[[Tensor, Context], Any]
+SublayerRunner = Callable[[SublayerCall, Tensor, Context], Any]
 
 
-def run_sublayer(sublayer: Sublayer, h: Tensor, context: Context) -> Any:
+def run_sublayer(sublayer: SublayerCall, h: Tensor, context: Context) -> Any:
     """The plain way to run a sublayer; activation checkpointing is another."""
     return sublayer(h, context)
 

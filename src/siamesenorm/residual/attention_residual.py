@@ -20,14 +20,14 @@ from siamesenorm.residual.places import Place
 from siamesenorm.residual.precision import widened, without_autocast
 from siamesenorm.residual.summands import Sum
 
-Source = tuple[Tensor, Tensor]
+NormedSource = tuple[Tensor, Tensor]
 """A vector (..., d) and 1/rms of it (..., 1)."""
-Sources = tuple[Source, ...]
+NormedSources = tuple[NormedSource, ...]
 GROUPS = 8
 """About so many groups a stack has where their size is not given."""
 
 
-def source(values: Tensor, eps: float) -> Source:
+def source(values: Tensor, eps: float) -> NormedSource:
     """A vector with its 1/rms."""
     with without_autocast(values):
         return values, inverse_rms(widened(values), eps)
@@ -56,7 +56,7 @@ class DepthAttention(nn.Module):
         nn.init.zeros_(self.query)
         nn.init.ones_(self.key_gain)
 
-    def weights(self, sources: Sources) -> Tensor:
+    def weights(self, sources: NormedSources) -> Tensor:
         """The softmax over the sources: (..., number of sources); summed, it adds up to their number."""
         first = sources[0][0]
         with without_autocast(first):
@@ -66,7 +66,7 @@ class DepthAttention(nn.Module):
             weights = torch.cat(logits, -1).softmax(-1)
             return weights * len(sources) if self.summed else weights
 
-    def forward(self, sources: Sources) -> Tensor:
+    def forward(self, sources: NormedSources) -> Tensor:
         """The mixture, without a stack of the sources."""
         weights = self.weights(sources).to(sources[0][0].dtype)
         mixed = weights[..., :1] * sources[0][0]
@@ -84,15 +84,15 @@ class FirstLink(Link):
         super().__init__()
         self.norm, self.eps = norm, eps
 
-    def read(self, sources: Sources) -> tuple[Sources, Tensor]:
+    def read(self, sources: NormedSources) -> tuple[NormedSources, Tensor]:
         """Unchanged sources; N of the embedding."""
         return sources, self.norm(sources[0][0])
 
-    def summands(self, sources: Sources, previous: Link | None) -> Sum:
+    def summands(self, sources: NormedSources, previous: Link | None) -> Sum:
         """The embedding, then N."""
         return Sum([sources[0][0]], [1.0], self.norm)
 
-    def write(self, sources: Sources, output: Tensor, keep: Keep = None) -> Sources:
+    def write(self, sources: NormedSources, output: Tensor, keep: Keep = None) -> NormedSources:
         """The output as a source of its own."""
         update = self.dropped(output, keep).to(sources[0][0].dtype)
         return *sources, source(update, self.eps)
@@ -108,16 +108,16 @@ class AttentionResidualLink(Link):
         self.norm, self.eps = norm, eps
         self.mix = DepthAttention(dim, summed)
 
-    def read(self, sources: Sources) -> tuple[Sources, Tensor]:
+    def read(self, sources: NormedSources) -> tuple[NormedSources, Tensor]:
         """Unchanged sources; N of their mixture."""
         return sources, self.norm(self.mix(sources))
 
-    def write(self, sources: Sources, output: Tensor, keep: Keep = None) -> Sources:
+    def write(self, sources: NormedSources, output: Tensor, keep: Keep = None) -> NormedSources:
         """The output added to the group's sum."""
         *others, (summed, _) = sources
         return *others, source(summed + self.dropped(output, keep), self.eps)
 
-    def summands(self, sources: Sources, previous: Link | None) -> Sum:
+    def summands(self, sources: NormedSources, previous: Link | None) -> Sum:
         """The weighed sources, then N."""
         return Sum.weighed(self.mix.weights(sources), [values for values, _ in sources], self.norm)
 
@@ -191,22 +191,22 @@ class AttentionResidual(Topology):
         kind = AppendingLink if begins else AttentionResidualLink
         return kind(self.norm("input"), self.dim, self.norms.eps, self.options.sum)
 
-    def open(self, x: Tensor) -> Sources:
+    def open(self, x: Tensor) -> NormedSources:
         """One source, the embedding."""
         return (source(x, self.norms.eps),)
 
-    def close(self, streams: Sources) -> Tensor:
+    def close(self, streams: NormedSources) -> Tensor:
         """N of the last mixture."""
         return super().close(self.mix(streams))
 
-    def named_streams(self, streams: Sources) -> dict[str, Tensor]:
+    def named_streams(self, streams: NormedSources) -> dict[str, Tensor]:
         """One name a source."""
         return {f"v{j}": values for j, (values, _) in enumerate(streams)}
 
-    def map_streams(self, streams: Sources, function: Callable[[Tensor], Tensor]) -> Sources:
+    def map_streams(self, streams: NormedSources, function: Callable[[Tensor], Tensor]) -> NormedSources:
         """Every source replaced, its 1/rms made anew."""
         return tuple(source(function(values), self.norms.eps) for values, _ in streams)
 
-    def summands_at_end(self, streams: Sources, last: Link) -> Sum:
+    def summands_at_end(self, streams: NormedSources, last: Link) -> Sum:
         """The weighed sources, then N."""
         return Sum.weighed(self.mix.weights(streams), [values for values, _ in streams], self.final_norm)

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from siamesenorm.errors import TopologyError
 from siamesenorm.residual.depth import depth_factor
 from siamesenorm.residual.drop import Drop, Keep
-from siamesenorm.residual.flow import Flow, Streams, check_output, output_of
+from siamesenorm.residual.flow import Flow, Streams, check_returned, output_of
 from siamesenorm.residual.needs import NeedsOnOffer, NeedsState, warn
 from siamesenorm.residual.norms import NormFactory, NormLike, NormRole, Norms
 from siamesenorm.residual.options import Options
@@ -320,7 +320,7 @@ class Topology(NeedsOnOffer, nn.Module):
             if run == len(self.links):
                 raise TopologyError(f"{self.name}: the stack has {run} sublayers, one more was run")
             output, gate = output_of(sublayer(h, *args, **kwargs))
-            check_output(self.name, run, output, h.shape)
+            check_returned(self.name, run, output, h.shape)
             run += 1
             if run < len(self.steps):
                 streams, h = self.steps[run](streams, output, gate)

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from siamesenorm.residual.base import Link, Topology
 from siamesenorm.residual.drop import Keep
+from siamesenorm.residual.flow import Pair
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.summands import Sum, mean_gain
-
-Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)

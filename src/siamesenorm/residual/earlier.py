@@ -209,15 +209,12 @@ class EmbeddingBack(Topology):
     def setup(self) -> None:
         """b."""
         self.b = nn.Parameter(torch.empty(1))
-        self._reset_b()
-
-    def _reset_b(self) -> None:
-        nn.init.constant_(self.b, 0.2)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """b = .2."""
         super().reset_parameters()
-        self._reset_b()
+        nn.init.constant_(self.b, 0.2)
 
     def link(self, place: Place) -> Link:
         """Blocks begin with the embedding; block L/2 ends with its state kept."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from siamesenorm.residual.base import Topology
 
 Streams: TypeAlias = Any  # a tensor, or a tuple of them: whatever the topology carries
+Pair: TypeAlias = tuple[Tensor, Tensor]  # two streams
 
 
 class Gated(NamedTuple):
@@ -33,7 +34,7 @@ def output_of(result: Any) -> tuple[Any, Tensor | None]:
     return result[0] if isinstance(result, tuple) and result else result, None
 
 
-def check_output(name: str, index: int, output: Any, shape: torch.Size) -> None:
+def check_returned(name: str, index: int, output: Any, shape: torch.Size) -> None:
     """Raise unless a sublayer returned a tensor of the shape that it read."""
     got = output.shape if isinstance(output, Tensor) else type(output).__name__
     if got != shape:
@@ -87,7 +88,7 @@ class Flow:
         """Take the output of the sublayer that was read last, and a gate that its update is multiplied by."""
         if self._read is None:
             raise TopologyError(f"{self.topology.name}: sublayer {self.index} was written before it was read")
-        check_output(self.topology.name, self.index, output, self._read)
+        check_returned(self.topology.name, self.index, output, self._read)
         self._streams = self.topology.links[self.index].add(self._streams, output, gate)  # type: ignore[operator]
         self._read = None
         self.index += 1

@@ -30,8 +30,8 @@ from siamesenorm.residual.weighed import Zaya
 
 Copied = list[tuple[nn.Module, nn.Module]]
 """Norms that became those of Pre-Norm as they are: each with its source."""
-Setting = Callable[[Any, Sequence[nn.Module], nn.Module], Copied]
-EXACT: dict[type[Topology], Setting] = {}
+GraftSetting = Callable[[Any, Sequence[nn.Module], nn.Module], Copied]
+EXACT: dict[type[Topology], GraftSetting] = {}
 """How each topology is set; see `compute_pre_norm`."""
 
 
@@ -93,10 +93,10 @@ def exact_names() -> list[str]:
     return [topology.name for topology in EXACT]
 
 
-def sets(*topologies: type[Topology]) -> Callable[[Setting], Setting]:
+def sets(*topologies: type[Topology]) -> Callable[[GraftSetting], GraftSetting]:
     """Register a setting."""
 
-    def register(setting: Setting) -> Setting:
+    def register(setting: GraftSetting) -> GraftSetting:
         EXACT.update(dict.fromkeys(topologies, setting))
         return setting
 

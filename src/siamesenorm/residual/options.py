@@ -53,29 +53,21 @@ class Options:
 
 def describe_type(hint: Any) -> str:
     """What a field allows, in words: ``true or false``, ``one of a, b``, ``a number``."""
-    choices, optional = _choices(hint)
+    kind, choices, optional = _parts(hint)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    text = f"one of {', '.join(map(str, choices))}" if choices else names[_plain(hint)]
+    text = f"one of {', '.join(map(str, choices))}" if choices else names[kind]
     return f"{text}, or default" if optional else text
 
 
-def _plain(hint: Any) -> Any:
-    inner = [t for t in get_args(hint) if t is not type(None)] if _is_union(hint) else [hint]
-    return inner[0]
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, types.UnionType)
-
-
-def _choices(hint: Any) -> tuple[tuple[Any, ...], bool]:
-    plain = _plain(hint)
-    optional = _is_union(hint) and type(None) in get_args(hint)
-    return (get_args(plain) if get_origin(plain) is Literal else ()), optional
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """The type of a field, its choices where it is a literal, and whether it may be None."""
+    optional = get_origin(hint) in (Union, types.UnionType)
+    kind = next(t for t in get_args(hint) if t is not type(None)) if optional else hint
+    return kind, get_args(kind) if get_origin(kind) is Literal else (), optional
 
 
 def _check(owner: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
-    choices, optional = _choices(hint)
+    kind, choices, optional = _parts(hint)
     low, high = field.metadata.get("low"), field.metadata.get("high")
     allowed = describe_type(hint)
     if low is not None or high is not None:
@@ -87,7 +79,6 @@ def _check(owner: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> 
         if value not in choices:
             raise wrong
         return value
-    kind = _plain(hint)
     if kind is bool:
         if isinstance(value, str):
             value = WORDS.get(value.lower())
@@ -105,8 +96,6 @@ def _check(owner: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> 
         is_exact = number == float(value) and math.isfinite(number)
     except (ValueError, OverflowError):
         raise wrong from None
-    if not is_exact:
-        raise wrong
-    if (low is not None and number < low) or (high is not None and number > high):
+    if not is_exact or (low is not None and number < low) or (high is not None and number > high):
         raise wrong
     return number

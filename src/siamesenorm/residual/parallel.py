@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from siamesenorm.residual.base import Link, Topology
 from siamesenorm.residual.drop import Keep
+from siamesenorm.residual.flow import Pair
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.pre import PreLink
-
-Pair = tuple[Tensor, Tensor]
 
 
 class ParallelLink(PreLink):

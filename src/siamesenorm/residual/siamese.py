@@ -32,7 +32,7 @@ from siamesenorm.residual.post import PostEndLink, PostStartLink
 from siamesenorm.residual.pre import PreLink, RawLink
 from siamesenorm.residual.summands import Sum
 
-Pair = tuple[Streams, Streams]
+StreamPair = tuple[Streams, Streams]
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,19 @@ class PairLink(Link):
         if self.gain is not None:
             nn.init.ones_(self.gain)
 
-    def read(self, streams: Pair) -> tuple[Pair, Tensor]:
+    def read(self, streams: StreamPair) -> tuple[StreamPair, Tensor]:
         """N_in(g * X + N_Y(Y)), written with the modules that compute them."""
         X, seen_x = self.x(streams[0])
         Y, seen_y = self.y(streams[1])
         seen = (seen_x if self.gain is None else self.gain * seen_x) + seen_y
         return (X, Y), seen if self.input_norm is None else self.input_norm(seen)
 
-    def write(self, streams: Pair, output: Tensor, keep: Keep = None) -> Pair:
+    def write(self, streams: StreamPair, output: Tensor, keep: Keep = None) -> StreamPair:
         """One output, and one draw of dropout, for both streams."""
         keep = self.draw(output) if keep is None else keep
         return self.x.write(streams[0], output * self.scale, keep), self.y.write(streams[1], output, keep)
 
-    def summands(self, streams: Pair, previous: Link | None) -> Sum:
+    def summands(self, streams: StreamPair, previous: Link | None) -> Sum:
         """g * X and the parts of N_Y(Y), then N_in."""
         before = (previous.x, previous.y) if isinstance(previous, PairLink) else (None, None)
         x = self.x.summands(streams[0], before[0]).finished()
@@ -176,20 +176,20 @@ class Siamese(Topology):
         scale = DEPTH_SCALES[self.depth_scaling](place.depth)
         return PairLink(x, y, input_norm, self.dim if reads_raw else None, scale)
 
-    def open(self, x: Tensor) -> Pair:
+    def open(self, x: Tensor) -> StreamPair:
         """Both streams start from the embedding, as two tensors: one twice would be another graph to a compiler."""
         return self.x.open(x), self.y.open(x.view_as(x))
 
-    def close(self, streams: Pair) -> Tensor:
+    def close(self, streams: StreamPair) -> Tensor:
         """N_out(N_Xf(X) + N_Yf(Y)), written with the modules that compute them."""
         out = self.x.close(streams[0]) + self.y.close(streams[1])
         return out if self.final_norm is None else self.final_norm(out)
 
-    def map_streams(self, streams: Pair, function: Callable[[Tensor], Tensor]) -> Pair:
+    def map_streams(self, streams: StreamPair, function: Callable[[Tensor], Tensor]) -> StreamPair:
         """Each part by itself."""
         return self.x.map_streams(streams[0], function), self.y.map_streams(streams[1], function)
 
-    def summands_at_end(self, streams: Pair, last: Link) -> Sum:
+    def summands_at_end(self, streams: StreamPair, last: Link) -> Sum:
         """The parts' own ends, then N_out."""
         assert isinstance(last, PairLink)
         x = self.x.summands_at_end(streams[0], last.x).finished()
@@ -214,11 +214,10 @@ class Siamese(Topology):
             return [self.final_norm]
         return self.x.output_norms(last.x) + self.y.output_norms(last.y)
 
-    def named_streams(self, streams: Pair) -> dict[str, Tensor]:
+    def named_streams(self, streams: StreamPair) -> dict[str, Tensor]:
         """The Post-Norm-like x and the Pre-Norm-like y; of a part with several streams each, as y.name."""
-        (x,), y = (part.named_streams(s) for part, s in zip((self.x, self.y), streams, strict=True))
-        found = self.x.named_streams(streams[0])
-        return {"x": found[x]} | {"y" if name == "x" == "".join(y) else f"y.{name}": s for name, s in y.items()}
+        (x,), y = self.x.named_streams(streams[0]).values(), self.y.named_streams(streams[1])
+        return {"x": x} | {"y" if list(y) == ["x"] else f"y.{name}": stream for name, stream in y.items()}
 
     def step(self, last: Link | None, following: Link) -> Step:
         """Fused where the parts are the paper's: post or hybrid with pre, and our own norms."""
@@ -267,7 +266,9 @@ class FusedStep(Step):
             norm_x = last.x.norm
         return norm_x, following.y.norm, following.input_norm
 
-    def __call__(self, streams: Pair, output: Tensor | None = None, gate: Tensor | None = None) -> tuple[Pair, Tensor]:
+    def __call__(
+        self, streams: StreamPair, output: Tensor | None = None, gate: Tensor | None = None
+    ) -> tuple[StreamPair, Tensor]:
         """The operator, or the plain form."""
         x, y = streams
         parameters: list[Any] = [

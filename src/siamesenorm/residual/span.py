@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from siamesenorm.residual.base import InitRule, Link, Topology
 from siamesenorm.residual.drop import Keep
+from siamesenorm.residual.flow import Pair
 from siamesenorm.residual.options import Options, option
 from siamesenorm.residual.places import Place
 from siamesenorm.residual.summands import mean_gain
-
-Pair = tuple[Tensor, Tensor]
 
 
 class InnerLink(Link):

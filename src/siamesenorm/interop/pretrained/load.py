@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def load(source: Path | str, *, dtype: torch.dtype | None = None) -> LanguageMod
         file = GgufFile.open(place, "source")
         tensors, dtype = folder_tensors(file, theirs), dtype or file.dtype
     else:
-        tensors = tensors_of(shard_files(place))
+        tensors = (pair for path in shard_files(place) for pair in each_tensor(path, "source"))
     return fill(config, targets_of(config, kind, theirs), tensors, dtype)
 
 
@@ -143,9 +143,3 @@ def shard_files(folder: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise InteropError(f"source: {str(folder / name)!r} is not there; {INDEX} names it")
     return [folder / name for name in names]
-
-
-def tensors_of(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of all files."""
-    for path in files:
-        yield from each_tensor(path, "source")

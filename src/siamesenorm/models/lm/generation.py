@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from siamesenorm.errors import FieldError
 from siamesenorm.models.lm.model import LanguageModel
@@ -168,12 +169,7 @@ def pad_left(prompts: Sequence[Sequence[int]] | Tensor, device: torch.device) ->
     for index, row in enumerate(rows):
         if row.dim() != 1 or not len(row):
             raise FieldError(f"prompts: row {index} is not allowed; every row takes at least one token id")
-    longest = max(map(len, rows))
-    if all(len(row) == longest for row in rows):
-        return torch.stack(rows).to(device), None
-    ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    mask = torch.zeros(len(rows), longest, dtype=torch.long)
-    for index, row in enumerate(rows):
-        ids[index, longest - len(row) :] = row
-        mask[index, longest - len(row) :] = 1
-    return ids.to(device), mask.to(device)
+    ids = pad_sequence(rows, batch_first=True, padding_side="left").to(device)
+    if len({len(row) for row in rows}) == 1:
+        return ids, None
+    return ids, pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left").to(device)

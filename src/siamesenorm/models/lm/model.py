@@ -18,7 +18,7 @@ from siamesenorm.layers.linear import Linear, linear
 from siamesenorm.layers.mask import document_positions, takes_blocks, visibility
 from siamesenorm.layers.mlp import MLP
 from siamesenorm.layers.moe import MoE
-from siamesenorm.layers.rotary import CosSin, Rotary
+from siamesenorm.layers.rotary import Rotary
 from siamesenorm.models.lm.config import LMConfig
 from siamesenorm.models.lm.init import LMFirstWeights
 from siamesenorm.models.stack import Stack
@@ -164,9 +164,10 @@ class LanguageModel(Stack[LMConfig]):
         cache: KeyValueCache | None = None,
     ) -> tuple[AttentionContext, Tensor | slice]:
         """`context`, and the positions of the tokens."""
-        (rows, tokens), device, past = input_ids.shape, input_ids.device, cache.length if cache is not None else 0
-        if past + tokens > self.config.max_length:
-            raise ValueError(f"input_ids: {past + tokens} tokens are more than max_length = {self.config.max_length}")
+        c, (rows, tokens), device = self.config, input_ids.shape, input_ids.device
+        past = cache.length if cache is not None else 0
+        if past + tokens > c.max_length:
+            raise ValueError(f"input_ids: {past + tokens} tokens are more than max_length = {c.max_length}")
         padding = None if attention_mask is None else left_padding(attention_mask)
         if cache is not None:
             cache.check_room(rows, tokens)
@@ -193,21 +194,16 @@ class LanguageModel(Stack[LMConfig]):
                 document_ids=document_ids,
                 padding=padding,
                 device=device,
-                blocks=takes_blocks(device, self.config.dim_per_head),
+                blocks=takes_blocks(device, c.dim_per_head),
             )
-            return AttentionContext(self._cos_sin(places, rotary, cache), visible, cache)
+            if cache is not None:
+                return AttentionContext(cache.cos_sin(places, rotary), visible, cache)
+            assert not isinstance(places, slice)  # there are slices with a cache only
+            return AttentionContext(rotary.cos_sin(places, c.dim_per_head), visible)
 
-        c = self.config
         if c.full_every is None:
             return seen(c.window, c.window_rotary), places
         return replace(seen(None, c.rotary), windowed=seen(c.window, c.window_rotary)), places
-
-    def _cos_sin(self, places: Tensor | slice, rotary: Rotary, cache: KeyValueCache | None) -> CosSin:
-        """Rotary angles of tokens at these positions; a slice of them only with a cache."""
-        if cache is not None:
-            return cache.cos_sin(places, rotary)
-        assert not isinstance(places, slice)
-        return rotary.cos_sin(places, self.config.dim_per_head)
 
     def logits(self, hidden: Tensor, keep: int | Tensor | None = None) -> Tensor:
         """The head on all tokens, on the last `keep` ones or on those at the indices `keep`."""
