@@ -62,21 +62,8 @@ def _root(
 
 
 COMMANDS = (
-    *(
-        "topologies",
-        "compare",
-        "study",
-        "report",
-        "runs",
-        "inspect",
-        "train",
-        "plan",
-        "branch",
-        "recipes",
-        "models",
-        "generate",
-    ),
-    *("sample", "predict", "evaluate", "export", "import_model", "graft", "fid"),
+    *("topologies", "compare", "study", "report", "runs", "inspect", "train", "plan", "branch", "recipes", "models"),
+    *("generate", "sample", "predict", "evaluate", "export", "import_model", "graft", "fid"),
 )
 """Files of `siamesenorm.commands` that hold a command of their name, in the order of the help; they import little."""
 

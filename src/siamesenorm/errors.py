@@ -35,6 +35,11 @@ class InputError(ValueError):
         return cls(f"{field}{between}{named(value)} is not allowed{when and ' ' + when}{why and '; ' + why}")
 
     @classmethod
+    def wrong_kind(cls, field: str, value: object, allowed: str) -> InputError:
+        """``FIELD: a TYPE is not allowed; it takes ALLOWED``, of values that say nothing when printed."""
+        return cls(f"{field}: a {type(value).__name__} is not allowed; it takes {allowed}")
+
+    @classmethod
     def unknown(cls, field: str, value: object, known: Iterable[object]) -> InputError:
         """``FIELD: VALUE is not known; it takes one of …``."""
         return cls(f"{field}: {named(value)} is not known; it takes {in_words(known)}")

@@ -17,6 +17,7 @@ from siamesenorm.lab.compare.axes import (
 )
 from siamesenorm.lab.compare.grid import Grid
 from siamesenorm.tasks import find_task
+from siamesenorm.tasks.classification import ClassificationTask
 from siamesenorm.tasks.metrics import LEAST
 from siamesenorm.train.recipes import recipe_names, resolve
 
@@ -176,6 +177,15 @@ def test_numbers_may_stand_in_several_options():
 def test_negative_numbers_are_refused():
     with pytest.raises(ConfigError, match="--seeds: '-1'"):
         parse_numbers(["-1"], "--seeds", int)
+
+
+def test_a_grid_counted_in_epochs_opens_its_data_once(monkeypatch):
+    opened = []
+    monkeypatch.setattr(ClassificationTask, "epoch_samples", property(lambda task: opened.append(task) or 640))
+    sets = ["epochs=3", "warmup_epochs=0.5", "batch_size=64"]
+    cells = make_grid(recipe="deit-digits", topologies=["pre,siamese"], lrs=["1e-3"], seeds=["0,1"], sets=sets).cells()
+    assert [cell.config.steps for cell in cells] == [30] * 4
+    assert len(opened) == 1
 
 
 def test_a_grid_resolves_its_cells_once(monkeypatch):

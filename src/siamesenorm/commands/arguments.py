@@ -45,25 +45,18 @@ def checked(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def check(name: str, value: object) -> None:
     """Raise one sentence where no command could take such a value."""
-    wrong = None
     if isinstance(value, float) and not math.isfinite(value):
-        wrong = "it takes a finite number"
-    elif isinstance(value, int) and not -LARGEST <= value <= LARGEST:
-        wrong = "it takes a whole number of up to 63 bits"
-    elif isinstance(value, str):
-        wrong = _wrong_text(value)
-    elif isinstance(value, Path):
+        raise DataError.not_allowed(name, value, "a finite number")
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        raise DataError.not_allowed(name, value, "a whole number of up to 63 bits")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise DataError.not_allowed(name, value, f"UTF-8 text, see character {error.start}") from None
+        if "\0" in value:
+            raise DataError.not_allowed(name, value, "text without NUL")
+    if isinstance(value, Path):
         from siamesenorm.data.reading import named_path  # with pydantic, for which help does not wait
 
         named_path(value, name)
-    if wrong is not None:
-        shown = f"{value}" if isinstance(value, (int, float)) else f"{value!r}"
-        raise DataError(f"{name}: {shown} is not allowed; {wrong}")
-
-
-def _wrong_text(value: str) -> str | None:
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        return f"it takes UTF-8 text, see character {error.start}"
-    return "it takes text without NUL" if "\0" in value else None

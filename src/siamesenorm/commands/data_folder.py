@@ -72,27 +72,19 @@ def verify(
 ) -> None:
     """Check the size and SHA-256 of every file of a prepared folder; damage ends with exit code 1."""
     with reported():
-        from siamesenorm.data.index import read_index
-        from siamesenorm.data.index import verify as check
-        from siamesenorm.data.latents.index import is_latents, verify_latents
+        from siamesenorm.data.index import damaged_files, read_index
+        from siamesenorm.data.latents.index import is_latents, read_latent_index
         from siamesenorm.terminal import counting_bar
 
-        if is_latents(folder):
-            _say_sound(folder, *verify_latents(folder))
-            return
-        count = sum(1 for _ in read_index(folder).files())
-        with counting_bar(Console(stderr=True), "verifying", count) as done:
-            damaged = check(folder, workers=workers, done=lambda name, sound: done(1))
-        _say_sound(folder, damaged, count)
-
-
-def _say_sound(folder: Path, damaged: list[str], count: int) -> None:
-    for name in damaged:
-        typer.echo(f"damaged or missing: {name}")
-    if damaged:
-        typer.echo(f"{folder}: {len(damaged)} of {count} files are damaged; prepare it again to mend them")
-        raise typer.Exit(EXIT_FAILED)
-    typer.echo(f"{folder}: all {count} files are sound")
+        files = list((read_latent_index if is_latents(folder) else read_index)(folder).files())
+        with counting_bar(Console(stderr=True), "verifying", len(files)) as done:
+            damaged = damaged_files(folder, files, workers=workers, done=lambda name, sound: done(1))
+        for name in damaged:
+            typer.echo(f"damaged or missing: {name}")
+        if damaged:
+            typer.echo(f"{folder}: {len(damaged)} of {len(files)} files are damaged; prepare it again to mend them")
+            raise typer.Exit(EXIT_FAILED)
+        typer.echo(f"{folder}: all {len(files)} files are sound")
 
 
 def _documents(ids: list[int], eos_id: int) -> Iterator[list[int]]:

@@ -12,9 +12,9 @@ from siamesenorm.commands.options import Json, Overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from siamesenorm.train.config import RunConfig
-
 
 HOW = "~"
 """What stands before fields that may change on resume."""
@@ -89,13 +89,13 @@ def length(config: RunConfig) -> str:
 
 def show_one(console: Console, name: str, config: RunConfig) -> None:
     """Every field, section by section."""
-    from rich.table import Table
     from rich.text import Text
 
+    from siamesenorm.terminal import rows_table
     from siamesenorm.train.fields import NamedField, describe_allowed, fields_of
 
     def rows(fields: list[NamedField], values: dict[str, Any], prefix: str) -> Table:
-        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid = rows_table()
         grid.add_column(no_wrap=True, width=1, style="dim")
         grid.add_column(no_wrap=True)
         grid.add_column(overflow="fold", max_width=28)

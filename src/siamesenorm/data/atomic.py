@@ -71,18 +71,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file, whole or not at all; text as UTF-8."""
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, whole or not at all."""
-    with whole_file(path) as file:
-        file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     """Write texts by name into a folder, each whole or not at all; their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        with whole_file(folder / name) as file:
-            file.write(text.encode())
+        write_whole(folder / name, text)
     return [folder / name for name in texts]
 
 

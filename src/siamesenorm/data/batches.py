@@ -94,7 +94,8 @@ class Batches(ABC):
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The same with all tensors on a device, however they are nested."""
-    return torch.utils._pytree.tree_map_only(Tensor, lambda values: values.to(device, non_blocking=True), batch)
+    ahead = device.type != "cpu"  # on the way back nobody would wait for the copy
+    return torch.utils._pytree.tree_map_only(Tensor, lambda values: values.to(device, non_blocking=ahead), batch)
 
 
 def pinned(batch: Batch) -> Batch:

@@ -59,7 +59,8 @@ class JsonTokenizer:
         found = [token for token in ([eos] if eos is not None else END_TOKENS) if token in vocabulary]
         if not found:
             tried = repr(eos) if eos is not None else f"none of {', '.join(END_TOKENS)}"
-            special = [str(token) for token in _special_tokens(parsed)]
+            added = parsed.get("added_tokens") or []
+            special = [str(token["content"]) for token in added if token.get("special")]
             raise DataError(
                 f"eos: {tried} is in the vocabulary of {name!r}; name the token that ends a document"
                 + (f", such as one of {', '.join(special[:8])}" if special else "")
@@ -187,9 +188,4 @@ def cut_long(text: str) -> Iterator[str]:
         cut = cut if cut > start else start + LONG
         yield text[start:cut]
         start = cut
-    yield text[start:] if start else text
-
-
-def _special_tokens(parsed: Any) -> list[Any]:
-    added = parsed.get("added_tokens") or []
-    return [token["content"] for token in added if token.get("special")]
+    yield text[start:]

@@ -63,28 +63,37 @@ def chat_template(tokenizer: str, template: str) -> str | None:
         return None
     own = None if template == "plain" else _own_template(Path(tokenizer))
     if own is None and template == "chat":
-        raise DataError(
-            f"data.template: 'chat' is not allowed; {tokenizer!r} has no chat template, it takes auto, plain or "
-            f"verbatim, or a data.tokenizer that is a folder with {JINJA} or a chat_template in {SETTINGS}"
+        raise DataError.refused(
+            "data.template",
+            template,
+            f"{tokenizer!r} has no chat template, it takes auto, plain or verbatim, or a data.tokenizer that is a "
+            f"folder with {JINJA} or a chat_template in {SETTINGS}",
         )
     return PLAIN if own is None else own
 
 
 def _own_template(path: Path) -> str | None:
     """The default chat template of a tokenizer's folder, from either of the two places where there can be one."""
-    folder = path if path.is_dir() else path.parent
     if str(path) == "byte" or not path.exists():
         return None
-    if (folder / JINJA).is_file():
-        return read_text(folder / JINJA, "data.tokenizer")
-    if not (folder / SETTINGS).is_file():
-        return None
-    settings = read_json(folder / SETTINGS, "data.tokenizer", strict=False)
-    said = settings.get("chat_template") if isinstance(settings, dict) else None
+    if (own := _folder(path) / JINJA).is_file():
+        return read_text(own, "data.tokenizer")
+    said = _settings(path).get("chat_template")
     if isinstance(said, list):  # several by name
         named = {entry.get("name"): entry.get("template") for entry in said if isinstance(entry, dict)}
         said = named.get("default")
     return said if isinstance(said, str) else None
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """What tokenizer_config.json beside a tokenizer says; nothing where there is none."""
+    place = _folder(path) / SETTINGS
+    found = read_json(place, "data.tokenizer", strict=False) if place.is_file() else None
+    return found if isinstance(found, dict) else {}
 
 
 class ChatPart(NamedTuple):
@@ -181,11 +190,9 @@ class ChatTemplate:
 
 def _special_words(path: Path) -> dict[str, str]:
     """Special tokens that templates call by name, as a tokenizer's folder has them."""
-    folder = path if path.is_dir() else path.parent
-    settings = read_json(folder / SETTINGS, "data.tokenizer", strict=False) if (folder / SETTINGS).is_file() else {}
-    found = {}
+    settings, found = _settings(path), {}
     for name in ("bos_token", "unk_token", "pad_token"):
-        said = settings.get(name) if isinstance(settings, dict) else None
+        said = settings.get(name)
         said = said.get("content") if isinstance(said, dict) else said
         if isinstance(said, str):
             found[name] = said

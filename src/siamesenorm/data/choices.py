@@ -67,10 +67,8 @@ def arithmetic_choices(
         problem = settings.draw(chance, split)
         fruitless = fruitless + 1 if problem.key in seen else 0
         if fruitless > DRAWS:
-            raise DataError(
-                f"choices: count = {count} is not allowed; the {split} split has about {len(seen)} different problems "
-                f"of up to {settings.digits} digits"
-            )
+            there = f"the {split} split has about {len(seen)} different problems of up to {settings.digits} digits"
+            raise DataError.refused("choices: count =", count, there)
         if fruitless:
             continue
         seen.add(problem.key)

@@ -61,10 +61,9 @@ class ParquetFile(FileSource):
                 row += len(values)
 
     def _open(self) -> Any:
-        parquet = import_extra("pyarrow.parquet", "a parquet file")
         arrow = import_extra("pyarrow", "a parquet file")
         try:
-            return parquet.ParquetFile(self.path, memory_map=True)
+            return import_extra("pyarrow.parquet", "a parquet file").ParquetFile(self.path, memory_map=True)
         except (arrow.ArrowException, OSError) as error:
             raise self._damaged(error) from None
 

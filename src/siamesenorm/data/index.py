@@ -7,15 +7,16 @@ verify("corpus")                       # the names of damaged files; none is goo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from siamesenorm.data.atomic import sha256_matches, write_json
+from siamesenorm.data.documents import Invalid, Unit
 from siamesenorm.data.reading import MissingError, read_model
 from siamesenorm.errors import DataError
 
@@ -88,12 +89,20 @@ class Settings(IndexPart):
     seed: int = 0
     validation: Annotated[float, Field(ge=0, le=0.5)] = 0.01
     field: Annotated[str, Field(min_length=1)] = "text"
-    unit: Literal["file", "line", "paragraph"] = "file"
-    invalid: Literal["error", "replace", "skip"] = "error"
+    unit: Unit = "file"
+    invalid: Invalid = "error"
     shard_bytes: Annotated[int, Field(ge=1)] | None = None
 
 
 FORMAT = "siamesenorm-tokens"
+
+
+class IndexedFile(NamedTuple):
+    """A file beside an index, with its size in bytes where the index says it."""
+
+    name: str
+    sha256: str
+    size: int | None = None
 
 
 class Index(IndexPart):
@@ -109,13 +118,13 @@ class Index(IndexPart):
     skipped: dict[str, Count]
     splits: dict[Literal["train", "validation"], SplitEntry]
 
-    def files(self) -> Iterator[tuple[str, str, int | None]]:
-        """Name, SHA-256 and, for token files, size in bytes of every file beside the index."""
-        yield self.tokenizer.file, self.tokenizer.sha256, None
+    def files(self) -> Iterator[IndexedFile]:
+        """Every file beside the index."""
+        yield IndexedFile(self.tokenizer.file, self.tokenizer.sha256)
         for split in self.splits.values():
             for shard in split.shards:
-                yield shard.file, shard.sha256, shard.tokens * np.dtype(self.dtype).itemsize
-                yield shard.boundaries, shard.boundaries_sha256, None
+                yield IndexedFile(shard.file, shard.sha256, shard.tokens * np.dtype(self.dtype).itemsize)
+                yield IndexedFile(shard.boundaries, shard.boundaries_sha256)
 
 
 def check_settings(**values: object) -> Settings:
@@ -159,14 +168,22 @@ def verify(
     folder: str | Path, *, workers: int = 4, done: Callable[[str, bool], None] = lambda name, sound: None
 ) -> list[str]:
     """Names of the files whose size or SHA-256 is not what the index says; `done` is called with every file."""
-    root = Path(folder)
-    files = list(read_index(root).files())
+    return damaged_files(Path(folder), list(read_index(folder).files()), workers=workers, done=done)
 
-    def check(file: tuple[str, str, int | None]) -> bool:
-        name, expected, size = file
-        sound = sha256_matches(root / name, expected, size)
-        done(name, sound)
+
+def damaged_files(
+    root: Path,
+    files: Sequence[IndexedFile],
+    *,
+    workers: int = 4,
+    done: Callable[[str, bool], None] = lambda name, sound: None,
+) -> list[str]:
+    """The same of any files."""
+
+    def check(file: IndexedFile) -> bool:
+        sound = sha256_matches(root / file.name, file.sha256, file.size)
+        done(file.name, sound)
         return sound
 
     with ThreadPoolExecutor(max(1, workers)) as pool:
-        return [file[0] for file, sound in zip(files, pool.map(check, files), strict=True) if not sound]
+        return [file.name for file, sound in zip(files, pool.map(check, files), strict=True) if not sound]

@@ -16,7 +16,7 @@ from siamesenorm.errors import DataError
 SampleNumbers = NDArray[np.int64]
 ROUNDS = 4
 SLOTS = 10_000
-"""SampleNumbers in which a mixture has exactly its shares; a weight is rounded to a ten-thousandth."""
+"""Samples in which a mixture has exactly its shares; a weight is rounded to a ten-thousandth."""
 
 
 def shuffled(samples: SampleNumbers, size: int, seed: int) -> SampleNumbers:
@@ -26,7 +26,7 @@ def shuffled(samples: SampleNumbers, size: int, seed: int) -> SampleNumbers:
     can be undone and so is one to one. The few cells beyond `size` are sent through again until they fall inside.
     """
     if size < 1:
-        raise ValueError(f"size: {size} is not allowed; it takes 1 or more")
+        raise DataError.not_allowed("size", size, "1 or more")
     epochs, items = np.divmod(samples.astype(np.int64), size)
     keys = _mix(_mix(np.full(1, seed % (1 << 64), dtype=np.uint64)) + epochs.astype(np.uint64))
     height = np.uint64(math.isqrt(size - 1) + 1)

@@ -43,7 +43,7 @@ from siamesenorm.data.resume import (
     clear,
     discard,
     find_earlier,
-    foreign_file,
+    refuse_foreign,
     remove_strays,
     take_place,
 )
@@ -191,9 +191,7 @@ def _check_folder(folder: Path, sources: Sequence[Source]) -> None:
         path = getattr(source, "path", None)
         if isinstance(path, Path) and target in path.resolve().parents:
             raise DataError(f"out: {str(folder)!r} holds the source {source.name!r}; name another folder")
-    other = foreign_file(folder, FORMAT, RECORDS)
-    if other is not None:
-        raise DataError(f"out: {str(folder)!r} holds other files, such as {other!r}; name an empty folder")
+    refuse_foreign(folder, FORMAT, RECORDS)
 
 
 def _source_entries(sources: Sequence[Source], workers: int) -> list[SourceEntry]:

@@ -46,17 +46,19 @@ class Earlier:
     sound: bool = True
 
 
-def foreign_file(folder: Path, form: str, records: Made) -> str | None:
-    """A file by which a folder is known not to hold work of a form; None where it may be written to."""
+def refuse_foreign(folder: Path, form: str, records: Made) -> None:
+    """Raise where a folder holds something other than work of a form."""
     names = names_in(folder)
     if not names or holds_index(folder, form):
-        return None
+        return
+    other: str | None = names[0]
     if INDEX in names:
-        return INDEX
-    if {PROGRESS, REPLACEMENT}.isdisjoint(names):
-        return names[0]
-    made = names_in(folder / PROGRESS)
-    return next((f"{PROGRESS}/{name}" for name in made if not records.fullmatch(name)), None)
+        other = INDEX
+    elif not {PROGRESS, REPLACEMENT}.isdisjoint(names):
+        made = names_in(folder / PROGRESS)
+        other = next((f"{PROGRESS}/{name}" for name in made if not records.fullmatch(name)), None)
+    if other is not None:
+        raise DataError(f"out: {str(folder)!r} holds other files, such as {other!r}; name an empty folder")
 
 
 def find_earlier(folder: Path, plan: str, *, overwrite: bool, workers: int) -> Earlier | None:

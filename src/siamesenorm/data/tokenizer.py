@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.atomic import write_whole
 from siamesenorm.data.reading import named_path, read_json, read_text
 from siamesenorm.errors import DataError
 
@@ -191,8 +191,7 @@ def tokenizer_from_json(text: str, eos: str | None = None, name: str = FILE) -> 
 
 def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> None:
     """Write a tokenizer.json that `load_tokenizer` reads back to the same fingerprint."""
-    with whole_file(Path(path)) as file:
-        file.write(tokenizer.to_json().encode())
+    write_whole(Path(path), tokenizer.to_json())
 
 
 def fingerprint_of(text: str, eos_token: str) -> str:

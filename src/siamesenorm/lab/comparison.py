@@ -240,9 +240,8 @@ def own_parts(model: Any, data: Any, validation: Any, loss: Any) -> tuple[Given 
     if callable(model):
         return Given(model, data, validation, loss), None
     if not isinstance(model, str):
-        raise ConfigError(
-            f"model: a {type(model).__name__} is not allowed; it takes a function that makes a model for a topology, "
-            "FILE.py:NAME of one, or the name of a recipe"
+        raise ConfigError.wrong_kind(
+            "model", model, "a function that makes a model for a topology, FILE.py:NAME of one, or the name of a recipe"
         )
     if ".py:" not in model:
         if loss is not None:

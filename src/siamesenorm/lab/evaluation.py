@@ -6,8 +6,6 @@ import contextlib
 import json
 import math
 import os
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from siamesenorm.tasks.harness import resolve_tasks
 from siamesenorm.terminal import progress_bar
 from siamesenorm.train.folder import plain_numbers
 from siamesenorm.train.inference import Inference
+from siamesenorm.train.provenance import command
 from siamesenorm.train.trained import Stored, open_language_model, open_stored, open_trained
 
 PERPLEXITIES = ("bits_per_byte", "byte_perplexity", "token_perplexity", "word_perplexity", "nats_per_token")
@@ -63,7 +62,7 @@ def evaluate_run(run: Path, place: Inference, spread: bool = False) -> RunEvalua
         metrics = task.evaluate(model, world.ranks(final=True))
     confusion = task.confusion if isinstance(task, ClassificationTask) else None
     settings = {"device": str(place.device), "precision": place.precision, "processes": world.size}
-    facts = {"command": command_line(), "run": str(run), "step": trained.step, "settings": settings}
+    facts = {"command": command(), "run": str(run), "step": trained.step, "settings": settings}
     return RunEvaluation(metrics, task.held_out_sizes(), confusion, facts)
 
 
@@ -134,7 +133,7 @@ def evaluate_language(
         "processes": place.world.size,
     }
     facts = {
-        "command": command_line(),
+        "command": command(),
         "checkpoint": str(checkpoint),
         "versions": harness.versions(),
         "settings": settings,
@@ -180,8 +179,3 @@ def text_json(score: TextScore) -> dict[str, Any]:
     """A text's figures and what they were made of; JSON has no infinity."""
     found = {**vars(score), **{name: getattr(score, name) for name in PERPLEXITIES}}
     return {name: value if value is None or math.isfinite(value) else None for name, value in found.items()}
-
-
-def command_line() -> str:
-    """As it was typed."""
-    return shlex.join(["siamesenorm", *sys.argv[1:]])

@@ -20,11 +20,10 @@ from siamesenorm.models.lm import LanguageModel
 from siamesenorm.models.lm.grafting import certify
 from siamesenorm.models.lm.transplant import Transplant, transplant
 from siamesenorm.opening import is_model, open_source
-from siamesenorm.train.folder import RunFolder
+from siamesenorm.train.folder import GRAFT, RunFolder
 from siamesenorm.train.live_graft import LiveRun, open_live
 from siamesenorm.train.trained import run_tokenizer
 
-CERTIFICATE = "graft.json"
 ROW = 256
 """Tokens of a row to certify on."""
 
@@ -96,7 +95,7 @@ class CertifiedGraft:
     def write(self, target: Path, *, remote_code: bool = True, overwrite: bool = False) -> None:
         """A Hugging Face folder; of a run that goes on, a run."""
         source, made = self.source, self.made
-        beside = {CERTIFICATE: json.dumps(self.certificate, indent=2) + "\n"}
+        beside = {GRAFT: json.dumps(self.certificate, indent=2) + "\n"}
         if source.live is not None:
             averaged = made.again(source.live.averaged_model()) if source.live.averaged else None
             source.live.go_on_as(made.model, made.carried, target, averaged=averaged, beside=beside)

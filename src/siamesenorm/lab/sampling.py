@@ -88,9 +88,10 @@ class Generator:
 
         loaded, channels = load_autoencoder(autoencoder, device), self.model.config.channels
         if loaded.latent_channels != channels:
-            raise ConfigError(
-                f"vae: {str(autoencoder)!r} is not allowed; its latents have {loaded.latent_channels} channels "
-                f"and this model makes {channels}"
+            raise ConfigError.refused(
+                "vae",
+                autoencoder,
+                f"its latents have {loaded.latent_channels} channels and this model makes {channels}",
             )
 
         def decode(latents: Tensor) -> Images:

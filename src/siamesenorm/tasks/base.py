@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import Batch as Batch
@@ -36,6 +36,10 @@ class HowComputed:
 
 
 HOW = HowComputed()
+
+
+AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""YAML has lists alone."""
 
 
 class Section(PlainModel):

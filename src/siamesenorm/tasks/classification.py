@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from siamesenorm.data.atomic import whole_file, write_json
+from siamesenorm.data.atomic import write_json, write_whole
 from siamesenorm.data.images.loader import TestImages, TrainingImages
-from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm, seeded
+from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift, Transform, per_channel
+from siamesenorm.data.seeding import seeded
 from siamesenorm.errors import FieldError
 from siamesenorm.models.vit import VisionTransformer, ViTConfig, count_vit
 from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Task, check_limits
@@ -127,7 +128,7 @@ class ClassificationTask(ImageTask):
         """Cross-entropy with the labels, mixed and smoothed where asked for, and with the teacher's answer."""
         images, target = batch["image"], batch["label"]
         if self.mixer is not None:
-            with seeded(int(torch.randint(2**62, ()))):  # the engine has seeded torch for this step and process
+            with seeded(int(torch.randint(2**62, ())), gpus=False):  # the engine has seeded torch for this step
                 images, target = self.mixer(images.clone(), target)
         output: Tensor | tuple[Tensor, Tensor] = model(images)
         logits, taught = output if isinstance(output, tuple) else (output, None)
@@ -172,7 +173,7 @@ class ClassificationTask(ImageTask):
         return metrics
 
     def measures(self) -> Metrics:
-        """The best five are not asked for ranks so few classes."""
+        """The best five are not asked for where classes are so few."""
         few = self.model_config.classes <= TOP
         return {name: metric for name, metric in super().measures().items() if not (few and name == "top5")}
 
@@ -204,8 +205,7 @@ class ClassificationTask(ImageTask):
 def save_confusion(confusion: Confusion, folder: Path) -> None:
     """evaluation.json and confusion.csv."""
     write_json(folder / EVALUATION, confusion.as_dict())
-    with whole_file(folder / CONFUSION) as file:
-        file.write(confusion.as_csv().encode())
+    write_whole(folder / CONFUSION, confusion.as_csv())
 
 
 def transform_of(model: ViTConfig, data: ImageDataConfig) -> CentreCrop:

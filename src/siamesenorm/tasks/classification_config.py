@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from siamesenorm.data.images.transforms import Interpolation
-from siamesenorm.tasks.base import Section
+from siamesenorm.tasks.base import AsTuple, Section
 from siamesenorm.tasks.images import ImageSourceConfig
 
-Numbers = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+Numbers = Annotated[tuple[float, ...], AsTuple]
 
 
 class ImageDataConfig(ImageSourceConfig):

@@ -112,11 +112,7 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a run folder."""
     if not (folder / FILE).is_file():
         raise DataError(f"run: {str(folder)!r} has no {FILE}")
-    try:
-        eos = read_object(folder / SETTINGS, "run").get("eos_token")
-    except DataError:
-        eos = None
-    return load_tokenizer(folder / FILE, eos if isinstance(eos, str) else None)
+    return load_tokenizer(folder)
 
 
 def saved_template(folder: Path) -> str | None:

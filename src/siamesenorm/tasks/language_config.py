@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from siamesenorm.tasks.base import HOW, Section
+from siamesenorm.tasks.base import HOW, AsTuple, Section
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
-Weights = Annotated[tuple[float, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+Texts = Annotated[tuple[str, ...], AsTuple]
+Weights = Annotated[tuple[float, ...], AsTuple]
 Corpora = Annotated[Texts, BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
 
 

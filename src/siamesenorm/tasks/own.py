@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import to_device
+from siamesenorm.data.seeding import seeded
 from siamesenorm.errors import DataError, FieldError
 from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Section, Task
 from siamesenorm.tasks.corpora import open_corpus, open_held_out
@@ -35,7 +36,6 @@ from siamesenorm.tasks.own_data import (
     TokenSource,
     call_problem,
     rows_of,
-    seeded,
 )
 
 MakeModel = Callable[[str], nn.Module]
@@ -246,8 +246,7 @@ def given_kind(parts: Given) -> str:
     """What kind of data was given; those that are held out are of the same."""
     kind = kind_of(parts.data)
     if parts.validation is not None and kind_of(parts.validation) != kind:
-        held = type(parts.validation).__name__
-        raise DataError(f"validation: a {held} is not allowed; it takes the kind of data that is learnt from: {kind}")
+        raise DataError.wrong_kind("validation", parts.validation, f"the kind of data that is learnt from: {kind}")
     return kind
 
 
@@ -259,9 +258,11 @@ def kind_of(data: Any) -> str:
         return "dataset"
     if callable(data):
         return "function"
-    raise DataError(
-        f"data: a {type(data).__name__} is not allowed; it takes an array of tokens, the name of a text or folder, "
-        "a Dataset with a length, or a function of 'train' or 'val' that gives a batch"
+    raise DataError.wrong_kind(
+        "data",
+        data,
+        "an array of tokens, the name of a text or folder, a Dataset with a length, or a function of 'train' or 'val' "
+        "that gives a batch",
     )
 
 
@@ -325,10 +326,7 @@ def check_model(task: OwnTask) -> None:
 def check_maker(make_model: Any, topology: str) -> None:
     """Raise where what is to make models is a model itself, or cannot be given a topology."""
     if isinstance(make_model, nn.Module):
-        raise DataError(
-            f"model: a {type(make_model).__name__} is not allowed; it takes a function that is given a topology and "
-            "returns a fresh model"
-        )
+        raise DataError.wrong_kind("model", make_model, "a function that is given a topology and returns a fresh model")
     if problem := call_problem(make_model, topology):
         raise DataError(
             f"model: {name_of(make_model)} cannot be given a topology ({problem}); it takes a function of one argument"

@@ -6,11 +6,9 @@ data in the same order, and an interrupted run goes on with the batch it would h
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import math
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +21,7 @@ from siamesenorm.data.batches import Batch, Batches
 from siamesenorm.data.held_out import AIM, NEEDED
 from siamesenorm.data.order import shuffled
 from siamesenorm.data.packing import TrainingData
+from siamesenorm.data.seeding import mixed, seeded
 from siamesenorm.data.texts import HELD_OUT
 from siamesenorm.data.tokens import Tokens
 from siamesenorm.errors import DataError
@@ -34,27 +33,6 @@ BATCHES = 20
 """Batches of a function that runs are measured on, where nothing else is said."""
 FIXED = 2**40
 """Seed of what is held out: the same for every run."""
-MIXER, TOP = 0x9E3779B97F4A7C15, 2**63
-
-
-def mixed(seed: int, sample: int) -> int:
-    """A seed for the batch of a sample."""
-    return (seed * MIXER + sample) % TOP
-
-
-@contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Everything random in here comes from a seed; afterwards it goes on as if nothing had been drawn."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed % TOP)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 class BatchSource(ABC):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from siamesenorm.data.seeding import mixed
 from siamesenorm.errors import DataError
 
 Part = TypeVar("Part")
@@ -83,4 +84,4 @@ def is_divided(model: nn.Module) -> bool:
 
 def mixed_seed(seed: int, number: int) -> int:
     """A generator's seed for one of many samples, whoever draws it."""
-    return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + 1) % 2**63
+    return mixed(seed, number * 0xBF58476D1CE4E5B9 + 1)

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from siamesenorm.data.atomic import sync_folder, whole_file, write_json
+from siamesenorm.data.atomic import sync_folder, write_json, write_whole
 from siamesenorm.data.removal import scratch_folder
 from siamesenorm.data.replacement import rename_free
 from siamesenorm.errors import ConfigError
@@ -68,12 +68,10 @@ def new_run(
         place.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(place.parent, place.name) as scratch:
             checkpoint(scratch / CHECKPOINTS)
-            with whole_file(scratch / METRICS) as file:
-                lines = read_lines(trunk.path / METRICS)
-                file.write("".join(line for line, record in lines if record["step"] <= at).encode())
+            lines = read_lines(trunk.path / METRICS)
+            write_whole(scratch / METRICS, "".join(line for line, record in lines if record["step"] <= at))
             for name, text in {**(beside or {}), CONFIG: write_yaml(config.as_dict())}.items():
-                with whole_file(scratch / name) as file:
-                    file.write(text.encode())
+                write_whole(scratch / name, text)
             RunFolder(scratch).event(event, at, message)
             RunFolder(scratch).write_status("interrupted", step=at, steps=config.steps, message=message)
             sync_folder(scratch)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, SerializeAsAny, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, model_validator
 
 from siamesenorm.errors import FieldError
-from siamesenorm.tasks.base import HOW, HowComputed, Section
+from siamesenorm.tasks.base import HOW, AsTuple, HowComputed, Section
 
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+Names = Annotated[tuple[str, ...], AsTuple]
 LARGEST_STEPS = 10**9
 LARGEST_BATCH = 2**24
 BatchCount = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
@@ -156,10 +156,8 @@ class StepsConfig(Section):
                 "parameters =", self.parameters, "all, or words and patterns with a + between them, each once"
             )
         if "lora" in terms and self.init_from is None:
-            raise ValueError(
-                f"parameters = {self.parameters!r} is not allowed without init_from; "
-                f"factors change weights that were trained before"
-            )
+            before = "factors change weights that were trained before"
+            raise FieldError.refused("parameters =", self.parameters, before, "without init_from")
         return self
 
 

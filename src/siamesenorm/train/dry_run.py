@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 
 from siamesenorm.tasks import find_task
@@ -45,19 +46,13 @@ def estimate(config: RunConfig) -> Estimate:
     """Take a few steps of a run in memory; bad input raises as it does for the run itself."""
     config = in_steps(config)
     config = config.model_copy(update={"train": config.train.model_copy(update={"compile": False})})
-    world = World.start(config.parallel)
-    try:
+    with closing(World.start(config.parallel)) as world:
         task = find_task(config.task)(config)
         check_memory(config, task, world)
-        engine = Engine(config, task, world)
-        try:
+        with closing(Engine(config, task, world)) as engine:
             seconds = _step_seconds(engine)
-        finally:
-            engine.close()
         count = sum(parameter.numel() for parameter in engine.model.parameters())
         return Estimate(count, config.steps, seconds, sum(memory_need(config, task, world)))
-    finally:
-        world.close()
 
 
 def _step_seconds(engine: Engine) -> float:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from siamesenorm.data.batches import to_device
+from siamesenorm.data.seeding import mixed
 from siamesenorm.errors import ConfigError
 from siamesenorm.residual.ramp import ramps_of
 from siamesenorm.tasks import Task
@@ -43,8 +44,6 @@ from siamesenorm.train.precision import Precision
 from siamesenorm.train.schedule import lr_factor
 from siamesenorm.train.tensor_layout import plain_name
 from siamesenorm.train.weights import export_weights
-
-MIXER = 0x9E3779B97F4A7C15
 
 
 class StepResult:
@@ -236,8 +235,7 @@ class Engine:
         place = self.world.data_rank + self.world.stage * 2**48
         if self.divides_tokens:  # and drops what is its own
             place += self.world.tensor_rank * 2**56
-        mixed = (self.config.train.seed * MIXER + step * 2**16 + place) % 2**63
-        torch.manual_seed(mixed)
+        torch.manual_seed(mixed(self.config.train.seed, step * 2**16 + place))
 
     # Between steps ---------------------------------------------------------------------------------------
 

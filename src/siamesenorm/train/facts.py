@@ -11,10 +11,8 @@ from typing import Any
 from pydantic import Field
 
 from siamesenorm.data.atomic import write_json
-from siamesenorm.data.reading import read_model
-from siamesenorm.errors import DataError
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.folder import FACTS, AsWritten
+from siamesenorm.train.folder import FACTS, AsWritten, read_written
 from siamesenorm.train.provenance import origin
 
 
@@ -52,10 +50,7 @@ class FactsFile(AsWritten):
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """What cell.json says, nothing if it is not there or not sound."""
-    try:
-        return read_model(folder / FACTS, FactsFile, "run").model_dump(exclude_unset=True)
-    except DataError:
-        return {}
+    return read_written(folder / FACTS, FactsFile) or {}
 
 
 class Facts:

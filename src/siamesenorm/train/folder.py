@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from siamesenorm.data.atomic import locked, sync_folder, whole_file, write_json
+from siamesenorm.data.atomic import locked, sync_folder, write_json, write_whole
 from siamesenorm.data.index import Count as Count
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import parse_json, read_model
@@ -44,8 +44,9 @@ FACTS = "cell.json"
 LEFT_METRICS = r"metrics-\d+-\d+(?:-\d+)?\.jsonl"
 CHECKPOINTS, WEIGHTS, TENSORBOARD = "checkpoints", "weights.safetensors", "tensorboard"
 GRAFT = "graft.json"
+WANDB = "wandb.json"
 EXTRAS = (
-    "wandb.json",
+    WANDB,
     "tokenizer.json",
     "tokenizer_config.json",
     "images.json",
@@ -70,8 +71,6 @@ SECTIONS = {"task", "model", "data", "train", "optimizer", "schedule", "checkpoi
 
 State = Literal["running", "finished", "diverged", "interrupted", "failed"]
 Mode = Literal["auto", "resume", "restart"]
-
-
 Figures = dict[str, float | None]
 
 
@@ -79,6 +78,14 @@ class AsWritten(BaseModel):
     """A file of a run: it may say more than is read of it, and what is read is as it was written."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+def read_written(path: Path, kind: type[AsWritten]) -> dict[str, Any] | None:
+    """What a file of a run says; None if it is not there or not sound."""
+    try:
+        return read_model(path, kind, "run").model_dump(exclude_unset=True)
+    except DataError:
+        return None
 
 
 class Status(AsWritten):
@@ -126,10 +133,7 @@ class RunFolder:
 
     def readable_status(self) -> dict[str, Any] | None:
         """What status.json says; None if it is not there or not sound."""
-        try:
-            return read_model(self.path / STATUS, Status, "run").model_dump(exclude_unset=True)
-        except DataError:
-            return None
+        return read_written(self.path / STATUS, Status)
 
     def check(self, config: RunConfig, mode: Mode, at: int | None = None) -> None:
         """Raise if this configuration cannot be run here in this mode; writes nothing.
@@ -158,9 +162,11 @@ class RunFolder:
         if at is None and status.get("state") == "finished":
             end = int(status.get("step") or 0)
             if done < end < config.steps:
-                raise ConfigError(
-                    f"train.steps: {config.steps} is not allowed for {str(self.path)!r}, which finished at step {end} "
-                    f"and has no checkpoint of it to go on from; give another --run, or --restart to begin anew"
+                raise ConfigError.refused(
+                    "train.steps",
+                    config.steps,
+                    "give another --run, or --restart to begin anew",
+                    f"for {str(self.path)!r}, which finished at step {end} and has no checkpoint of it to go on from",
                 )
             done = max(done, end)
         problem = refused_change(self.config(), config, done)
@@ -263,8 +269,7 @@ class RunFolder:
         place = folder / f"{name}.jsonl"
         while place.exists():
             place, again = folder / f"{name}-{again}.jsonl", again + 1
-        with whole_file(place) as file:
-            file.write("".join(line for line, _ in behind).encode())
+        write_whole(place, "".join(line for line, _ in behind))
         return place
 
     @contextlib.contextmanager
@@ -296,8 +301,7 @@ class MetricsFile:
         """Drop what was written after a step, and a line that was cut off."""
         self.close()
         kept = [line for line, record in read_lines(self.path) if record["step"] <= step]
-        with whole_file(self.path) as file:
-            file.write("".join(kept).encode())
+        write_whole(self.path, "".join(kept))
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
 
     def write(self, record: dict[str, Any]) -> None:
@@ -344,6 +348,8 @@ def plain_numbers(value: Any) -> Any:
     """The same with null for what JSON has no number for."""
     if isinstance(value, dict):
         return {name: plain_numbers(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_numbers(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

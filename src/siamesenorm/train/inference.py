@@ -31,7 +31,7 @@ from siamesenorm.train.checkpoint.state import model_tensors
 from siamesenorm.train.config import ParallelConfig
 from siamesenorm.train.distributed import CHANNEL_TIMEOUT, World
 from siamesenorm.train.parallel import apply_parallelism
-from siamesenorm.train.precision import DTYPES
+from siamesenorm.train.precision import DTYPES, autocast
 from siamesenorm.train.tensor_layout import place, row_orders
 from siamesenorm.train.torchrun import ProcessPlace
 from siamesenorm.train.trained import Stored
@@ -69,9 +69,7 @@ class Inference:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Around every use of a model."""
-        if self.dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        return autocast(self.device.type, self.dtype)
 
     def each(self, parts: Iterable[Part], work: Callable[[Part], Result]) -> Iterator[Result]:
         """``work(part)`` under `autocast` for every part, shared among processes, in order and in all of them."""

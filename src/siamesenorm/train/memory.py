@@ -50,10 +50,12 @@ def check_memory(config: RunConfig, task: Task, world: World) -> None:
     need = memory_need(config, task, world)
     if need.state + need.batch > room.size:
         rows = layout_of(config, world).micro_batch
-        raise ConfigError(
-            f"train.batch_size: {config.train.batch_size} is not allowed here; a micro-batch of {rows} needs "
-            f"{gib(need.batch)} beside the model's {gib(need.state)}, and {room}; lower train.micro_batch_size, or set "
-            f"train.activation_checkpointing=full; {ANYWAY}"
+        raise ConfigError.refused(
+            "train.batch_size",
+            config.train.batch_size,
+            f"a micro-batch of {rows} needs {gib(need.batch)} beside the model's {gib(need.state)}, and {room}; lower "
+            f"train.micro_batch_size, or set train.activation_checkpointing=full; {ANYWAY}",
+            "here",
         )
 
 

@@ -40,10 +40,11 @@ class MicroBatches:
             self.size = self.share if wish is None else min(wish, self.share)
         self.count = -(-self.share // self.size)
         if task.mixes_pairs and (batch % (2 * processes) or self.size % 2):
-            raise ConfigError(
-                f"train.batch_size: {batch} is not allowed; samples are mixed in pairs, and {processes} "
-                f"process{'es' * (processes > 1)} with parts of {self.size} take multiples of {2 * processes} "
-                f"in even parts"
+            several = f"{processes} process{'es' * (processes > 1)} with parts of {self.size}"
+            raise ConfigError.refused(
+                "train.batch_size",
+                batch,
+                f"samples are mixed in pairs, and {several} take multiples of {2 * processes} in even parts",
             )
 
     def _as_fits(self, config: RunConfig, task: Task, world: World) -> int:

@@ -70,9 +70,11 @@ def choose_parameters(model: nn.Module, config: RunConfig) -> TrainedShare:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)
     if config.train.init_vocab == "resize" and not {"embedding.weight"} <= chosen:
-        raise ConfigError(
-            f"train.init_vocab: 'resize' is not allowed with {FIELD} = {config.train.parameters!r}, "
-            f"which does not train new rows; add embedding.weight to it, as in lora+embedding.weight"
+        raise ConfigError.refused(
+            "train.init_vocab",
+            "resize",
+            "add embedding.weight to it, as in lora+embedding.weight",
+            f"with {FIELD} = {config.train.parameters!r}, which does not train new rows",
         )
     return TrainedShare(sum(p.numel() for p in model.parameters() if p.requires_grad), whole)
 
@@ -99,10 +101,8 @@ def put_factors(model: nn.Module, lora: LoraConfig) -> None:
             layer, (parent, _, own) = layers[name], name.rpartition(".")
             most = min(layer.in_features, layer.out_features)
             if lora.rank > most:
-                raise ConfigError(
-                    f"lora.rank: {lora.rank} is not allowed; {name} is {layer.out_features} × {layer.in_features}, "
-                    f"it takes up to {most}"
-                )
+                shape = f"{layer.out_features} × {layer.in_features}"
+                raise ConfigError.refused("lora.rank", lora.rank, f"{name} is {shape}, it takes up to {most}")
             setattr(model.get_submodule(parent), own, LoraLinear(layer, lora.rank, lora.alpha))
 
 

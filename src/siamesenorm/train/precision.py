@@ -47,9 +47,7 @@ class Precision:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Around every forward pass."""
-        if self.dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        return autocast(self.device.type, self.dtype)
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss as backward takes it, scaled where small gradients would vanish."""
@@ -93,6 +91,11 @@ class Precision:
         """Go on with a saved scale."""
         if self.scaler is not None and state:
             self.scaler.load_state_dict(state)
+
+
+def autocast(device: str, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
+    """torch's own, or nothing where there is no lower precision."""
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
 
 def has_tf32(device: torch.device) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import json
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -200,13 +201,18 @@ def _config_class(task: type[Task]) -> type[RunConfig]:
     return config
 
 
-def in_steps(config: RunConfig) -> RunConfig:
-    """The same run with steps instead of epochs; one that has no epochs comes back as it is, its data unopened."""
+def in_steps(config: RunConfig, opened: dict[str, int | None] | None = None) -> RunConfig:
+    """The same run with steps instead of epochs; one that has no epochs comes back as it is, its data unopened.
+
+    opened: samples of an epoch by data section, of runs that share their data.
+    """
     if config.train.epochs is None:
         return config
-    samples = find_task(config.task)(config).epoch_samples
+    opened, data = {} if opened is None else opened, json.dumps([config.task, config.as_dict()["data"]])
+    if data not in opened:
+        opened[data] = find_task(config.task)(config).epoch_samples
     try:
-        return config.in_steps(samples)
+        return config.in_steps(opened[data])
     except ValidationError as error:
         raise ConfigError(explain(error, type(config))) from None
     except ValueError as error:

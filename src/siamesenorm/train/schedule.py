@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import ScheduleConfig
 
 
 def lr_factor(config: ScheduleConfig, step: int, steps: int) -> float:
     """The learning rate of a 1-based step, as a share of its peak."""
     if not 1 <= step <= steps:
-        raise ValueError(f"step: {step} is not allowed; it takes 1 to {steps}")
+        raise ConfigError.not_allowed("step", step, f"1 to {steps}")
     if step <= config.warmup:
         return step / config.warmup
     if config.kind == "cosine":

@@ -12,8 +12,7 @@ from siamesenorm.data.atomic import write_json
 from siamesenorm.data.reading import read_object
 from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.train.config import LoggingConfig, RunConfig
-
-TENSORBOARD, WANDB = "tensorboard", "wandb.json"
+from siamesenorm.train.folder import TENSORBOARD, WANDB
 
 
 class Tracker(Protocol):

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from siamesenorm.data.atomic import whole_file
 from siamesenorm.data.tensor_files import Kind, LazyTensors, write_tensors
-from siamesenorm.data.tensors import read_tensor, read_tensors, tensor_kinds
+from siamesenorm.data.tensors import read_header, read_tensor, read_tensors, tensor_kinds
 from siamesenorm.data.tokenizer import FILE, Tokenizer
 from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.layers.lora import Merging, merged, mergings
@@ -187,12 +187,9 @@ def save_stored(stored: Stored, file: Path, dtype: torch.dtype | None = None) ->
 
 def is_export(file: Path) -> bool:
     """Whether a file was written by `save_stored`."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(file, framework="pt") as opened:
-            return {"task", "config", "step"} <= (opened.metadata() or {}).keys()
-    except (SafetensorError, OSError):
+        return {"task", "config", "step"} <= read_header(file, "run").keys()
+    except DataError:
         return False
 
 

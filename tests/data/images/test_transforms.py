@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm, seeded
+from siamesenorm.data.images.timm_transforms import TimmTransform, import_timm
 from siamesenorm.data.images.transforms import CentreCrop, Scale, Shift
+from siamesenorm.data.seeding import seeded
 from siamesenorm.errors import DataError
 
 from .files import some_pixels

@@ -8,9 +8,10 @@ import pytest
 
 from siamesenorm.data.images import ArrayImages
 from siamesenorm.data.images.loader import ImageLoader, TrainingImages
+from siamesenorm.data.index import damaged_files
 from siamesenorm.data.latents import is_latents, open_latents
 from siamesenorm.data.latents.encoding import encode_images
-from siamesenorm.data.latents.index import verify_latents
+from siamesenorm.data.latents.index import read_latent_index
 from siamesenorm.errors import DataError
 
 
@@ -98,7 +99,8 @@ def test_damage_is_found_and_mended_by_encoding_again(folder):
     before = files(folder)
     path = folder / "train-00001.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert verify_latents(folder) == (["train-00001.npy"], 8)
+    indexed = list(read_latent_index(folder).files())
+    assert (damaged_files(folder, indexed), len(indexed)) == (["train-00001.npy"], 8)
     mend = Blocks()
     encode_images(SPLITS, mend, folder, **SETTINGS)
     assert sum(mend.batches) == 2 * 4

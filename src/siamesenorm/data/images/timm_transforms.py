@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 
 from siamesenorm.data.images.image_files import as_channels
 from siamesenorm.data.images.imageset import Pixels
 from siamesenorm.data.images.transforms import Interpolation, Scale, Seen
-from siamesenorm.errors import DataError, import_extra
+from siamesenorm.data.seeding import seeded
+from siamesenorm.errors import DataError, check_torchvision, import_extra
 
 
 def import_timm(module: str, purpose: str) -> Any:
     """A module of timm."""
-    from siamesenorm.errors import check_torchvision
-
     check_torchvision()
     return import_extra(module, purpose, "vision")
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Global generators of random, numpy and torch seeded inside, and put back as they were behind it."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 class TimmTransform:
@@ -91,6 +71,6 @@ class TimmTransform:
 
         pixels = as_channels(image, self.channels)
         picture = Image.fromarray(pixels[..., 0] if self.channels == 1 else np.ascontiguousarray(pixels))
-        with seeded(int(generator.integers(2**63))):
+        with seeded(int(generator.integers(2**63)), gpus=False):
             seen: Seen = self.transform(picture).numpy()
         return seen

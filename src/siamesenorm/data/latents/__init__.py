@@ -5,6 +5,7 @@ latents = open_latents("latents/", "train")
 latents.transform(flip=0.5)(latents[0], generator)       # (channels, height, width): drawn and scaled
 """
 
-from siamesenorm.data.latents.latent_set import LatentImages, PosteriorSample, is_latents, open_latents
+from siamesenorm.data.latents.index import is_latents
+from siamesenorm.data.latents.latent_set import LatentImages, PosteriorSample, open_latents
 
 __all__ = ["LatentImages", "PosteriorSample", "is_latents", "open_latents"]

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 from siamesenorm.data.atomic import locked_folder, sha256_matches, sha256_of, whole_file, write_json
 from siamesenorm.data.images.imageset import ImageSet, Pixels
 from siamesenorm.data.images.transforms import CentreCrop, Scale
-from siamesenorm.data.index import INDEX, PROGRESS, write_index
-from siamesenorm.data.latents.index import FORMAT, LatentIndex, LatentShard, read_latent_index, verify_latents
+from siamesenorm.data.index import INDEX, PROGRESS, damaged_files, write_index
+from siamesenorm.data.latents.index import FORMAT, LatentIndex, LatentShard, read_latent_index
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_json, read_object
 from siamesenorm.data.removal import NotOurs, hidden_names, remove_entries, remove_file, remove_tree
-from siamesenorm.data.resume import REPLACEMENT, check_replaceable, foreign_file, take_place
+from siamesenorm.data.resume import REPLACEMENT, check_replaceable, refuse_foreign, take_place
 from siamesenorm.data.workers import ProgressCallback
 from siamesenorm.errors import DataError
 
@@ -74,9 +74,7 @@ def encode_images(
         raise DataError.refused("size", size, f"this autoencoder takes a multiple of {encoder.downscale}")
     plan = _plan(splits, encoder, (size, flip, dtype, batch, shard_images))
     out.mkdir(parents=True, exist_ok=True)
-    other = foreign_file(out, FORMAT, RECORDS)
-    if other is not None:
-        raise DataError(f"out: {str(out)!r} holds other files, such as {other!r}; name an empty folder")
+    refuse_foreign(out, FORMAT, RECORDS)
     with locked_folder(out):
         place = _place(out, plan, overwrite)
         _begin(place, plan)
@@ -149,9 +147,10 @@ def _begin(place: Path, plan: str) -> None:
     records.mkdir(exist_ok=True)
     write_json(records / f"{FORMAT}.json", {"plan": plan})
     if (place / INDEX).exists():
-        for shard in (shard for shards in read_latent_index(place).splits.values() for shard in shards):
+        index = read_latent_index(place)
+        for shard in (shard for shards in index.splits.values() for shard in shards):
             write_json(records / f"{Path(shard.file).stem}.json", {"plan": plan, "shard": shard.model_dump()})
-        if verify_latents(place)[0]:
+        if damaged_files(place, list(index.files())):
             remove_file(place / INDEX)  # a damaged shard is made again, and until then the folder is not whole
 
 

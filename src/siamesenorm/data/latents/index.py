@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from siamesenorm.data.atomic import sha256_matches
-from siamesenorm.data.index import INDEX, PROGRESS, FileName, Hash, IndexPart
+from siamesenorm.data.index import INDEX, PROGRESS, FileName, Hash, IndexedFile, IndexPart
 from siamesenorm.data.reading import MissingError, named_path, read_json, read_model
 from siamesenorm.errors import DataError
 
@@ -49,12 +48,12 @@ class LatentIndex(IndexPart):
     class_names: list[str]
     splits: dict[Literal["train", "test"], list[LatentShard]]
 
-    def files(self) -> Iterator[tuple[str, str]]:
-        """Name and SHA-256 of every file beside the index."""
+    def files(self) -> Iterator[IndexedFile]:
+        """Every file beside the index."""
         for shards in self.splits.values():
             for shard in shards:
-                yield shard.file, shard.sha256
-                yield shard.labels, shard.labels_sha256
+                yield IndexedFile(shard.file, shard.sha256)
+                yield IndexedFile(shard.labels, shard.labels_sha256)
 
 
 def is_latents(folder: str | Path) -> bool:
@@ -75,10 +74,3 @@ def read_latent_index(folder: str | Path) -> LatentIndex:
         if (path.parent / PROGRESS).is_dir():
             raise DataError(f"latents: {str(folder)!r} is unfinished; encode the same images again to go on") from None
         raise DataError(f"latents: {str(folder)!r} is not a folder of latents; it has no {INDEX}") from None
-
-
-def verify_latents(folder: str | Path) -> tuple[list[str], int]:
-    """Names of the files whose SHA-256 is not what the index says, and how many files there are."""
-    root = Path(folder)
-    files = list(read_latent_index(root).files())
-    return [name for name, expected in files if not sha256_matches(root / name, expected)], len(files)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from siamesenorm.data.arrays import map_array
 from siamesenorm.data.images.imageset import ImageSet, Labels, Split, check_labels
-from siamesenorm.data.latents.index import LatentIndex, LatentShard, is_latents, read_latent_index
+from siamesenorm.data.latents.index import LatentIndex, LatentShard, read_latent_index
 from siamesenorm.errors import DataError
 
 PosteriorMoments = NDArray[Any]
@@ -96,6 +96,3 @@ def _load(path: Path) -> NDArray[Any]:
 def open_latents(folder: str | Path, split: Split = "train") -> LatentImages:
     """A split of a folder that ``siamesenorm data encode-images`` wrote."""
     return LatentImages(Path(folder), read_latent_index(folder), split)
-
-
-__all__ = ["LatentImages", "PosteriorSample", "is_latents", "open_latents"]

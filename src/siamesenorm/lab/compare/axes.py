@@ -171,7 +171,7 @@ def depth_axis(
     model = resolve(recipe, overrides).model
     names = ("vocab_size", "dim", "blocks", "heads", "ffn_dim")
     if not all(hasattr(model, name) for name in names):
-        raise ConfigError(f"--depths: a {type(model).__name__} is not allowed; it takes a language model")
+        raise ConfigError.wrong_kind("--depths", model, "a language model")
     vocabulary, dim, blocks, heads, ffn_dim = (int(getattr(model, name)) for name in names)
 
     def parameters(blocks: int, dim: int) -> int:

@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from siamesenorm.data.atomic import whole_file, write_json
+from siamesenorm.data.atomic import write_json, write_whole
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.tokenizer import FILE, Tokenizer
 from siamesenorm.errors import ConfigError, DataError
@@ -34,10 +34,11 @@ from siamesenorm.residual import TopologyError
 from siamesenorm.residual.grafts import graft_text
 from siamesenorm.tasks.language import LanguageTask
 from siamesenorm.train.config import RunConfig
+from siamesenorm.train.folder import GRAFT, WEIGHTS
 from siamesenorm.train.init_from import FIELD, FREE, check_tokenizer, source_model
 from siamesenorm.train.parameters import choose_parameters
 
-FOLDER, RECORD, WEIGHTS, CERTIFICATE = "grafts", "grafts.json", "weights.safetensors", "graft.json"
+FOLDER, RECORD = "grafts", "grafts.json"
 BOUND = 1e-6
 """Largest KL of a token in float32, in nats, of what counts as the same function."""
 ROW, TOKENS = 256, 2048
@@ -222,9 +223,9 @@ class GraftPlan:
             config = json.dumps(grafted.config.model_dump(mode="json"))
             metadata = {"format": "pt", "task": "language", "config": config, "step": "0"}
             if certificate is not None:
-                write_json(place / CERTIFICATE, {"source": str(self.source.path), "topology": topology, **certificate})
-            with whole_file(place / WEIGHTS) as file:
-                file.write(save({n: t.contiguous() for n, t in grafted.state_dict().items()}, metadata=metadata))
+                write_json(place / GRAFT, {"source": str(self.source.path), "topology": topology, **certificate})
+            weights = {name: tensor.contiguous() for name, tensor in grafted.state_dict().items()}
+            write_whole(place / WEIGHTS, save(weights, metadata=metadata))
         (self.out / FOLDER).mkdir(parents=True, exist_ok=True)
         write_json(self.out / FOLDER / RECORD, self.facts)
 

@@ -111,7 +111,8 @@ class Grid:
         if not all(sizes) or math.prod(sizes) > LARGEST:
             raise ConfigError(f"grid: {math.prod(sizes)} cells are not allowed; it takes 1 to {LARGEST}")
         combinations = itertools.product(self.seeds, itertools.product(*self.axes), self.lrs, self.topologies)
-        cells = [self._cell(*combination) for combination in combinations]
+        opened: dict[str, int | None] = {}
+        cells = [self._cell(*combination, opened) for combination in combinations]
         counts = Counter(cell.name for cell in cells)
         for cell in cells:
             if counts[cell.name] > 1:
@@ -119,11 +120,13 @@ class Grid:
                 raise ConfigError(f"grid: the cell {where} is there twice; give every value once")
         return cells
 
-    def _cell(self, seed: int, settings: tuple[AxisValue, ...], lr: float, topology: str) -> Cell:
+    def _cell(
+        self, seed: int, settings: tuple[AxisValue, ...], lr: float, topology: str, opened: dict[str, int | None]
+    ) -> Cell:
         own = [override for setting in settings for override in setting.overrides]
         axes = [f"model.topology={topology}", f"optimizer.lr={lr!r}", f"train.seed={seed}"]
         axes += self.starts.get(topology, ())
-        config = in_steps(resolve(self.recipe, [*QUIET, *self.overrides, *own, *axes]))
+        config = in_steps(resolve(self.recipe, [*QUIET, *self.overrides, *own, *axes]), opened)
         if getattr(config.evaluation, "every", 0) is None:
             raise ConfigError("evaluation.every: null is not allowed in a comparison; it takes steps, 1 or more")
         return Cell(config, tuple(setting.label for setting in settings))

@@ -45,6 +45,11 @@ class LiveTable(GridWatcher):
             self.draw()
         return self
 
+    @property
+    def drawn(self) -> bool:
+        """Whether there is a table that is drawn anew."""
+        return self.live is not None
+
     def __exit__(self, *problem: object) -> None:
         if self.live is not None:
             with output_may_be_gone():
@@ -63,11 +68,12 @@ class LiveTable(GridWatcher):
     def tick(self) -> None:
         """Draw anew."""
         now = time.monotonic()
-        if self.live is not None and now - self.shown >= REFRESH:
-            self.shown = now
+        if now - self.shown < (REFRESH if self.drawn else PLAIN):
+            return
+        self.shown = now
+        if self.drawn:
             self.draw()
-        elif self.live is None and now - self.shown >= PLAIN:
-            self.shown = now
+        else:
             with output_may_be_gone():
                 self.console.print(self.summary())
 
@@ -101,6 +107,8 @@ class LiveTable(GridWatcher):
 class NotebookTable(LiveTable):
     """The same table as HTML, drawn anew in its place below a notebook's cell."""
 
+    drawn = True
+
     def __init__(self, plan: Sequence[CellProgress], show: Callable[[str], None]) -> None:
         super().__init__(plan, Console(file=io.StringIO(), width=NOTEBOOK_WIDTH, record=True, force_jupyter=False))
         self.show = show
@@ -114,13 +122,6 @@ class NotebookTable(LiveTable):
 
     def changed(self, progress: CellProgress) -> None:
         """The table says it."""
-
-    def tick(self) -> None:
-        """Draw anew."""
-        now = time.monotonic()
-        if now - self.shown >= REFRESH:
-            self.shown = now
-            self.draw()
 
     def draw(self) -> None:
         """The table and the line below it."""

@@ -11,6 +11,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -130,15 +131,11 @@ def _check_same(progress: CellProgress) -> None:
     if there is None:
         return
     config = progress.cell.config
-    world = World.start(config.parallel)
-    try:
-        engine = Engine(config, find_task(config.task)(config), world)
-        try:
-            here = engine.compute(1).loss
-        finally:
-            engine.close()
-    finally:
-        world.close()
+    with (
+        closing(World.start(config.parallel)) as world,
+        closing(Engine(config, find_task(config.task)(config), world)) as engine,
+    ):
+        here = engine.compute(1).loss
     if not math.isclose(here, there, rel_tol=CLOSE, abs_tol=CLOSE**2):
         raise ConfigError(
             f"folder: {str(progress.folder.parent.parent)!r} holds runs of another model, data or loss, whose first "

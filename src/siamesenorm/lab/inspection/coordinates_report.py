@@ -49,11 +49,8 @@ def check_recipe(
     model = task.build_model()
     if not isinstance(model, Stack):
         raise InspectionError.not_allowed("--coordinates", recipe, "recipes of models on a topology")
-    loader = task.loader(rank=0, world_size=1, sample=0, pin_memory=False)
-    try:
+    with task.loader(rank=0, world_size=1, sample=0, pin_memory=False) as loader:
         batches = [next(loader) for _ in range(steps)]
-    finally:
-        loader.close()
     with progress_bar(console or Console(quiet=True), "models") as progress:
         found = check_coordinates(
             model,

@@ -63,8 +63,7 @@ def inspect(
             raise InspectionError("batch: is missing; it takes what the model takes, such as ids of (rows, tokens)")
         return measure(model, batch, loss=loss, head=head, topology=topology, removal=removal, progress=progress)
     if not isinstance(model, (str, Path)):
-        kind = type(model).__name__
-        raise InspectionError(f"model: a {kind} is not allowed; it takes an nn.Module, or the folder of a run")
+        raise InspectionError.wrong_kind("model", model, "an nn.Module, or the folder of a run")
     if batch is not None or loss is not None or head is not None or topology is not None:
         raise InspectionError("batch: is not allowed with a folder, which has its own; it takes text= and tokens=")
     return inspect_folder(Path(model), None if text is None else Path(text), tokens, removal=removal)

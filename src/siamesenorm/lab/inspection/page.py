@@ -36,7 +36,10 @@ def make_page(found: Inspection) -> Page:
     for plot in plots(found):
         page.plot(plot.name, plot.title, plot.about, plot.figure, height=plot.height, half=plot.half)
     _numbers(page, found)
-    _again(page, found)
+    page.heading("Make it again")
+    if "command" in source:
+        page.details("Command", str(source["command"]))
+    page.details("Model, text, versions and machine", json.dumps(source, indent=1, ensure_ascii=False))
     return page
 
 
@@ -63,11 +66,3 @@ def _numbers(page: Page, found: Inspection) -> None:
         caption=f"Behind each sublayer. All numbers, with gradients, similarities and peaks: {JSON}, beside this page.",
         folded="Every sublayer",
     )
-
-
-def _again(page: Page, found: Inspection) -> None:
-    source = found.source
-    page.heading("Make it again")
-    if "command" in source:
-        page.details("Command", str(source["command"]))
-    page.details("Model, text, versions and machine", json.dumps(source, indent=1, ensure_ascii=False))

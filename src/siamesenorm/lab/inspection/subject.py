@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from siamesenorm.data.batches import to_device
 from siamesenorm.data.packing import IGNORED
 from siamesenorm.errors import InspectionError
 from siamesenorm.layers.cross_entropy import chunk_tokens, linear_cross_entropy
@@ -33,7 +34,7 @@ class Subject:
 
     def __init__(self, model: nn.Module, batch: Any, loss: LossFunction | None, head: Head | None) -> None:
         self.model, self.loss, self.head = model, loss, head
-        self.batch: Any = moved(batch, device_of(model))
+        self.batch: Any = to_device(batch, device_of(model))
 
     def run(self) -> Tensor | None:
         """One pass over the batch: its loss, where there is one."""
@@ -124,8 +125,3 @@ def device_of(model: nn.Module) -> torch.device:
     """Where a model's first parameter is."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """The tensors of a batch on a device."""
-    return torch.utils._pytree.tree_map_only(Tensor, lambda t: t.to(device), batch)

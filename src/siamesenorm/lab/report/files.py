@@ -43,16 +43,7 @@ def as_json(found: Findings) -> dict[str, Any]:
         "curves": {run.name: run.curve for run in records.runs},
         "provenance": found.provenance,
     }
-    return json.loads(json.dumps(plain(values)))
-
-
-def plain(value: Any) -> Any:
-    """The same with texts for names and null for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(part) for part in value]
-    return plain_numbers(value)
+    return json.loads(json.dumps(plain_numbers(values)))
 
 
 def run_row(run: Run, records: Records, folder: Path) -> dict[str, Any]:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from siamesenorm.data.listing import walk
-from siamesenorm.data.reading import read_model
-from siamesenorm.errors import ConfigError, DataError
+from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grid import GRID, OPTIMIZER, OWN_OPTIONS, PARAMETERS, OnAxes, short_name
 from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.divergence import LEARNT
 from siamesenorm.train.facts import read_facts
-from siamesenorm.train.folder import CONFIG, AsWritten, RunFolder, read_metrics
+from siamesenorm.train.folder import CONFIG, AsWritten, RunFolder, read_metrics, read_written
 
 UNCOUNTED = ("every", "at_once", "lm_eval")
 """Fields of the evaluation that decide when and how it runs, and no number that runs are compared by."""
@@ -182,10 +181,7 @@ class GridFile(AsWritten):
 
 def read_grid(folder: Path) -> dict[str, Any]:
     """What grid.json says, nothing if it is not there or not sound."""
-    try:
-        return read_model(folder / GRID, GridFile, "run").model_dump(exclude_unset=True)
-    except DataError:
-        return {}
+    return read_written(folder / GRID, GridFile) or {}
 
 
 def read_run(folder: Path) -> Run:

@@ -85,8 +85,8 @@ def notes(records: Records) -> list[str]:
     labels = " ".join(records.groups)
     hidden = [name for name, _ in records.differences if f"{short_name(name)}=" not in labels]
     if hidden or any(name.startswith("data.") for name, _ in records.differences):
-        before_text = ", ".join(f"{name} ({_some(values)})" for name, values in records.differences)
-        found.append(f"the runs differ in more than topology, learning rate and seed: {before_text}")
+        fields = ", ".join(f"{name} ({_some(values)})" for name, values in records.differences)
+        found.append(f"the runs differ in more than topology, learning rate and seed: {fields}")
     small = sum(
         run.config.train.init_from is None and getattr(run.config.model, "first_logits", "standard") == "small"
         for run in records.runs

@@ -56,17 +56,11 @@ def scores(records: Records, analysis: Analysis) -> Table:
     table.add_column("topology", style="bold cyan", overflow="fold")
     for lr in records.lrs:
         table.add_column(f"lr {lr:g}", justify="right", overflow="fold")
-    best = {(found.topology, found.setting, found.best) for found in analysis.ranges}
-    for setting in records.groups:
-        for topology in records.topologies:
-            places = [analysis.place(topology, setting, lr) for lr in records.lrs]
-            if any(place is not None for place in places):
-                texts = [
-                    Text(
-                        place_text(place),
-                        style="red" if place and place.failed else "bold" if (topology, setting, lr) in best else "",
-                    )
-                    for place, lr in zip(places, records.lrs, strict=True)
-                ]
-                table.add_row(*([Text(setting)] if grouped else []), Text(topology), *texts)
+    for found in analysis.ranges:
+        texts = []
+        for lr in records.lrs:
+            place = analysis.place(found.topology, found.setting, lr)
+            style = "red" if place and place.failed else "bold" if lr == found.best else ""
+            texts.append(Text(place_text(place), style=style))
+        table.add_row(*([Text(found.setting)] if grouped else []), Text(found.topology), *texts)
     return table

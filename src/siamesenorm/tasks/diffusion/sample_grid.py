@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.atomic import write_whole
 from siamesenorm.data.images.image_files import as_channels
 from siamesenorm.errors import import_extra
 from siamesenorm.tasks.fidelity.image_batches import Images as Images
@@ -64,5 +64,4 @@ def png(picture: Images) -> bytes:
 
 def save_png(picture: Images, path: Path) -> None:
     """Write a picture, whole or not at all."""
-    with whole_file(path) as file:
-        file.write(png(picture))
+    write_whole(path, png(picture))

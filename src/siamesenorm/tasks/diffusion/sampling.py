@@ -61,10 +61,8 @@ class Sampler:
             allowed = "euler" if flow else ", ".join(name for name in STEPS if name != "euler")
             raise DataError.not_allowed("sampler", self.name, f"{allowed}", when=f"for {process.prediction}")
         if self.steps is not None and self.steps > self.most_steps(process):
-            raise DataError(
-                f"steps: {self.steps} is not allowed; {self.name} takes 1 to {self.most_steps(process)} "
-                f"of {process.timesteps} timesteps"
-            )
+            taken = f"{self.name} takes 1 to {self.most_steps(process)} of {process.timesteps} timesteps"
+            raise DataError.refused("steps", self.steps, taken)
 
     def steps_for(self, process: Process) -> int:
         """Steps, resolved: the default number is no more than a process allows."""
@@ -155,7 +153,7 @@ def guided(
 
 def make_scheduler(process: Process, sampler: Sampler) -> Any:
     """diffusers' scheduler with its timesteps set."""
-    schedulers, steps = import_schedulers(), sampler.steps_for(process)
+    schedulers, steps = import_extra("diffusers", "sampling", "diffusion"), sampler.steps_for(process)
     if sampler.name == "euler":
         flow = schedulers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=FLOW_TIMESTEPS, shift=1.0)
         flow.set_timesteps(sigmas=torch.linspace(1, 1 / steps, steps).tolist())
@@ -180,11 +178,6 @@ def make_scheduler(process: Process, sampler: Sampler) -> Any:
         )
     scheduler.set_timesteps(steps)
     return scheduler
-
-
-def import_schedulers() -> Any:
-    """diffusers' schedulers, or one sentence that says how to install them."""
-    return import_extra("diffusers", "sampling", "diffusion")
 
 
 def frame_steps(steps: int, frames: int) -> Sequence[int]:

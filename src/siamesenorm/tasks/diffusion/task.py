@@ -76,7 +76,7 @@ class DiffusionTask(ImageTask):
             )
         try:
             evaluation_sampler(evaluation, process).check(process)
-        except DataError as error:  # it speaks of a sampler's fields, steps ranks them
+        except DataError as error:  # it speaks of a sampler's fields, steps among them
             raise ValueError(f"evaluation.{str(error).replace('steps:', 'sampling_steps:', 1)}") from None
 
     def __init__(self, config: Any) -> None:
@@ -88,15 +88,16 @@ class DiffusionTask(ImageTask):
         if self.test_images is not None:
             plain = transform_of(model, self.test_images)
             self.held_out = NoisyTestImages(self.test_images, plain, self.evaluation.images)
-        if self.evaluation.samples and isinstance(self.images, LatentImages):
-            raise DataError(
-                f"evaluation.samples = {self.evaluation.samples} is not allowed for latents; it takes 0, "
-                "and decoded samples are measured by siamesenorm fid"
-            )
-        if self.evaluation.samples and self.images.size != (model.input_size,) * 2:
-            raise DataError(
-                f"evaluation.samples = {self.evaluation.samples} is not allowed; samples are compared with images of "
-                f"model.input_size = {model.input_size}, and those of {data.train!r} are not"
+        samples = self.evaluation.samples
+        if samples and isinstance(self.images, LatentImages):
+            allowed = "0, and decoded samples are measured by siamesenorm fid"
+            raise DataError.not_allowed("evaluation.samples =", samples, allowed, "for latents")
+        if samples and self.images.size != (model.input_size,) * 2:
+            raise DataError.refused(
+                "evaluation.samples =",
+                samples,
+                f"samples are compared with images of model.input_size = {model.input_size}, and those of "
+                f"{data.train!r} are not",
             )
 
     @classmethod

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.atomic import write_whole
 from siamesenorm.data.images import ImageSet
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.errors import DataError
@@ -74,8 +74,7 @@ def classifier_for(images: ImageSet, cache: Path | None = None) -> FeatureNetwor
         train(module, images, steps)
         with contextlib.suppress(OSError):  # what cannot be kept is trained again
             path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as file:
-                file.write(save(module.state_dict()))
+            write_whole(path, save(module.state_dict()))
     return FeatureNetwork(
         "classifier", module, channels=images.channels, size=(height, width), class_names=images.class_names
     )

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from siamesenorm.data.arrays import array_names, read_arrays
-from siamesenorm.data.atomic import check_output, whole_file
+from siamesenorm.data.atomic import check_output, whole_file, write_whole
 from siamesenorm.data.tensors import read_tensors
 from siamesenorm.errors import DataError
 from siamesenorm.tasks.fidelity.statistics import Gaussian
@@ -83,8 +83,7 @@ def write_reference(path: Path, reference: Reference) -> None:
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         metadata={"format": FORMAT, "facts": json.dumps(facts)},
     )
-    with whole_file(path) as file:
-        file.write(content)
+    write_whole(path, content)
 
 
 def holds_statistics(path: Path) -> bool:

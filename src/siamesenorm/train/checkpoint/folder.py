@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from siamesenorm.data.atomic import sync_folder, whole_file, write_json
+from siamesenorm.data.atomic import sync_folder, write_json, write_whole
 from siamesenorm.data.listing import names_in
 from siamesenorm.data.reading import read_object
 from siamesenorm.data.removal import check_removable, hidden_names, remove_tree
@@ -79,8 +79,7 @@ class CheckpointFolder:
         permanent: bool = False,
     ) -> tuple[Path, int]:
         """Complete a folder whose shards are written, give it its name, and remove what is now too old."""
-        with whole_file(partial / PROGRESS) as file:
-            file.write(progress.encode())
+        write_whole(partial / PROGRESS, progress)
         files = dict(sorted((shards | record(partial, (INDEX, PROGRESS))).items()))
         run = self.run()
         if run is None:

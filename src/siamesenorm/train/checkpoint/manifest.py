@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict
 
 from siamesenorm.data.atomic import sha256_of, write_json
-from siamesenorm.data.index import Count
+from siamesenorm.data.index import Count, FileName
 from siamesenorm.data.reading import MissingError, read_model
 from siamesenorm.errors import ConfigError, DataError
 
@@ -25,15 +25,6 @@ class CheckpointError(ConfigError):
 
 class Damage(CheckpointError):
     """A file of a checkpoint that is not what was written; the message names it."""
-
-
-def _inside(name: str) -> str:
-    if name != Path(name).name or name in ("", ".", "..", MANIFEST):
-        raise ValueError(f"file name {name!r}")
-    return name
-
-
-FileName = Annotated[str, AfterValidator(_inside)]
 
 
 class ManifestEntry(BaseModel):

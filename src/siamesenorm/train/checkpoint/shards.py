@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from siamesenorm.data.atomic import whole_file
+from siamesenorm.data.atomic import write_whole
 from siamesenorm.data.reading import read_object
 from siamesenorm.train.checkpoint.manifest import CheckpointError
 
@@ -44,8 +44,7 @@ class ShardWriter(FileSystemWriter):
             chunks = [_chunk_entry(chunk, places[MetadataIndex(name, chunk.offsets)]) for chunk in stored.chunks]
             dtype = str(stored.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "size": list(stored.size), "chunks": chunks}
-        with whole_file(Path(self.path) / INDEX) as file:
-            file.write(json.dumps({"tensors": tensors}).encode())
+        write_whole(Path(self.path) / INDEX, json.dumps({"tensors": tensors}))
 
 
 class ShardReader(FileSystemReader):

@@ -43,17 +43,13 @@ class Division:
             kind = type(model).__name__
             raise ConfigError.refused("parallel.pp", world.pp, "pipelines take language models", when=f"for {kind}")
         if model.config.tied:
-            raise ConfigError(
-                f"parallel.pp: {world.pp} is not allowed with model.tied = true; the first stage has the embedding and "
-                f"the last one the head"
-            )
+            ends = "the first stage has the embedding and the last one the head"
+            raise ConfigError.refused("parallel.pp", world.pp, ends, "with model.tied = true")
         self.model, self.world, self.schedule = model, world, schedule
         self.count = world.pp * (stages if schedule == INTERLEAVED else 1)
         if model.config.blocks < self.count:
-            raise ConfigError(
-                f"parallel.pp: {world.pp} is not allowed; {self.count} stages take as many blocks, "
-                f"model.blocks = {model.config.blocks}"
-            )
+            few = f"{self.count} stages take as many blocks, model.blocks = {model.config.blocks}"
+            raise ConfigError.refused("parallel.pp", world.pp, few)
         self.blocks = divided(model.config.blocks, self.count)
         self.own = range(world.stage, self.count, world.pp)
         self.boundaries = Boundaries(model)
@@ -262,29 +258,23 @@ def check_pipeline(config: RunConfig, world: World, size: int, count: int) -> No
             "parallel.pp", pp, "all", when=f"with train.parameters = {config.train.parameters!r}"
         )
     if config.train.precision == "fp16":
-        raise ConfigError(
-            f"train.precision: 'fp16' is not allowed with parallel.pp = {pp}; only the last stage knows the loss and "
-            f"its scale; a pipeline takes fp32 or bf16"
-        )
+        why = "only the last stage knows the loss and its scale; a pipeline takes fp32 or bf16"
+        raise ConfigError.refused("train.precision", "fp16", why, f"with parallel.pp = {pp}")
     for name in ("arithmetic", "lm_eval"):
         if getattr(config.evaluation, name, None):
             raise ConfigError.refused("parallel.pp", pp, "a pipeline gives losses only", when=f"with evaluation.{name}")
     if batch != size * count * world.data_size:
-        raise ConfigError(
-            f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; micro-batches of a pipeline are "
-            f"equal, and {batch} samples on {world.data_size} processes of a stage are no multiple"
+        why = (
+            f"micro-batches of a pipeline are equal, and {batch} samples on {world.data_size} processes of a stage "
+            f"are no multiple"
         )
-    if takes(schedule, pp, count):
+    elif takes(schedule, pp, count):
         return
-    if schedule == "1f1b":
-        raise ConfigError(
-            f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; 1f1b takes {pp} micro-batches or "
-            f"more of the {size * count} samples that a process has"
-        )
-    raise ConfigError(
-        f"train.micro_batch_size: {size} is not allowed with parallel.pp = {pp}; it makes {count} micro-batches, "
-        f"and {schedule} takes multiples of {count // pp}"
-    )
+    elif schedule == "1f1b":
+        why = f"1f1b takes {pp} micro-batches or more of the {size * count} samples that a process has"
+    else:
+        why = f"it makes {count} micro-batches, and {schedule} takes multiples of {count // pp}"
+    raise ConfigError.refused("train.micro_batch_size", size, why, f"with parallel.pp = {pp}")
 
 
 def takes(schedule: str, pp: int, count: int) -> bool:

@@ -149,7 +149,8 @@ def split_ffn(ffn: MLP, mesh: DeviceMesh, tokens: TokenPlacement) -> None:
 def refuse_growing(sublayer: nn.Module) -> None:
     """Raise where norms inside grow in: there is no split form of them."""
     if ramps_of(sublayer):
-        raise ConfigError("parallel.mode: 'tp' is not allowed while norms inside sublayers grow in (blend); take fsdp")
+        growing = "while norms inside sublayers grow in (blend)"
+        raise ConfigError.refused("parallel.mode", "tp", "take fsdp", growing)
 
 
 def together(sizes: list[int], parts: int) -> Tensor:

@@ -85,8 +85,7 @@ class Need:
 
 def parts_of(config: RunConfig) -> Parts:
     """Parameters of a run's model, or of one process of a tensor group."""
-    c = config
-    return _parts(Question(c, 1, c.optimizer.kind, ""))
+    return _parts(Question(config, 1, config.optimizer.kind, ""))
 
 
 @functools.lru_cache(maxsize=64)
@@ -220,9 +219,7 @@ def stage_bytes(name: str, stage: StageMemory, parts: Parts, layout: Layout, con
     block = gathered_block(config, layout, parts)
     root = FLOAT * parts.root
     alive = stage.alive + summed - (stage.casts if low else 0.0)
-    kept = (
-        whole if several else 0.0
-    )  # they are summed over processes behind the last part only, and are whole till then
+    kept = whole if several else 0.0  # summed over processes behind the last part only, and whole till then
     if name == "embedding":
         return alive + kept + 2 * root + 2 * FLOAT * parts.embedding
     if name == "backward":

@@ -6,7 +6,6 @@ there as it grows between them. What links keep of streams that grow with depth 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from siamesenorm.train.config import RunConfig
 from siamesenorm.train.parameters import choose_parameters
 from siamesenorm.train.planning.stand_ins import pretend_divided, pretend_exchanged
 from siamesenorm.train.planning.tracing import Moment, Trace, shapes_alone, trace_step
-from siamesenorm.train.precision import DTYPES
+from siamesenorm.train.precision import DTYPES, autocast
 
 FEW, MORE = 2, 3
 """Blocks of the stacks that are traced."""
@@ -185,9 +184,10 @@ def traced(question: Question, blocks: int) -> Profile:
         model.blocks.to(dtype)
     with shapes_alone(question.device):
         model.to_empty(device="cpu")
-        autocast = contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
         try:
-            trace = trace_step(model, lambda model: task.sample_loss(config, model, question.rows), autocast)
+            trace = trace_step(
+                model, lambda model: task.sample_loss(config, model, question.rows), autocast("cpu", dtype)
+            )
         except (NotImplementedError, RuntimeError) as error:
             problem = " ".join(str(error).split())[:200]
             raise UncountableError.refused("task", config.task, f"a step of it cannot be counted: {problem}") from error
