@@ -3,7 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-from .stacks import PAIR, D, L, every_row, make, make_sublayers, randomise
+from .stacks import PAIR, D, L, every_graph, make, make_sublayers, randomise
 
 
 def stack(row, dtype=torch.float32):
@@ -17,7 +17,7 @@ def gradients(out, x, *modules):
     return torch.autograd.grad(out.float().square().sum(), [x, *(p for m in modules for p in m.parameters())])
 
 
-@every_row
+@every_graph
 def test_nothing_in_nothing_out(row):
     topology, sublayers = stack(row)
     for shape in ((0, 3), (2, 0), (0,)):
@@ -35,7 +35,7 @@ LAYOUTS = {
 }
 
 
-@every_row
+@every_graph
 def test_streams_that_do_not_lie_in_one_piece(row):
     topology, sublayers = stack(row)
     for name, lay in LAYOUTS.items():
@@ -47,7 +47,7 @@ def test_streams_that_do_not_lie_in_one_piece(row):
         assert_close(*results, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@every_row
+@every_graph
 def test_float16_is_near_float32(row):
     x, dtype = torch.randn(2, 3, D), torch.float16
     exact, sublayers = stack(row)
