@@ -9,6 +9,7 @@ from hypothesis.internal.conjecture import providers
 
 from installed import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # hooks
 from machine import pytest_addoption, pytest_configure  # noqa: F401  # hooks
+from order import pytest_collection_modifyitems  # noqa: F401  # hook
 
 settings.register_profile(
     "siamesenorm",
@@ -24,10 +25,15 @@ settings.load_profile("siamesenorm")
 providers._get_local_constants = lambda: providers._local_constants
 
 
-def pytest_collection_finish():
-    """What is loaded by now stays: the collector need not look through it again and again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported and collected stays: the collector need not look through it again and again, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -29,6 +29,11 @@ def test_library_needs_torch_only():
     assert not {"typer", "rich", "matplotlib", "triton"} & loaded
 
 
+def test_models_and_commands_need_no_extra():
+    loaded = modules_after("import siamesenorm.cli, siamesenorm.models.lm, siamesenorm.models.vit")
+    assert not {"transformers", "lm_eval", "datasets", "peft", "timm"} & loaded
+
+
 def test_help_does_not_wait_for_torch():
     assert "torch" not in modules_after("from siamesenorm.cli import main\nmain(['-h'])\nmain(['topologies', '-h'])")
 

@@ -133,7 +133,7 @@ def on_a_terminal(name: str, folder: Path) -> None:
         return verdict
 
     loop.Loop.take_step = take_step
-    sys.argv = [*command(folder), "steps=100000"]
+    sys.argv = [*command(folder), "steps=100000", "train.compile=false"]  # which so many steps would be worth
     os._exit(run())
 
 

@@ -133,7 +133,7 @@ def test_a_preset_shows_published_figures_on_the_terminal_too(tmp_path):
 
 
 def test_the_streams_of_every_run_stand_beside_the_papers(tmp_path):
-    tiny = {"dim": 16, "blocks": 2, "heads": 2, "ffn_dim": 32, "warmup": 1}
+    tiny = {"dim": 16, "blocks": 2, "heads": 2, "ffn_dim": 32, "warmup": 1, "sequence_length": 16, "sequences": 256}
     found = siamesenorm.compare(
         preset="streams", seeds=2, steps=2, batch_size=2, folder=tmp_path, jobs=1, quiet=True, **tiny
     )

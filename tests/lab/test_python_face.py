@@ -300,7 +300,8 @@ def test_the_command_takes_a_model_of_a_file(tmp_path):
     file.write_text(FILE)
     out = tmp_path / "out"
     arguments = ["--topologies", "pre", "--seeds", "0", "--jobs", "1", "-o", str(out), "steps=3", "warmup=0"]
-    assert main(["compare", "--model", f"{file}:make_model", *arguments, "batch_size=2", "data.train=arithmetic"]) == 0
+    data = ["data.train=arithmetic", "sequence_length=64", "batch_size=64"]
+    assert main(["compare", "--model", f"{file}:make_model", *arguments, *data]) == 0
     found = json.loads((out / "report.json").read_text())
     assert [run["topology"] for run in found["runs"]] == ["pre"]
     assert len(found["provenance"]["data"]["arithmetic"]) == 64

@@ -119,6 +119,7 @@ def test_ray_gives_what_local_processes_give_and_listens_to_this_machine_alone(t
     from siamesenorm.lab.compare.ray_engine import RayEngine
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # on a machine at work it would wait for all others
     monkeypatch.setattr("siamesenorm.lab.compare.ray_engine.CURRENT", "no such file")  # another's cluster is not ours
     engine = RayEngine(jobs=2)
     try:

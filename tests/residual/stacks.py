@@ -25,7 +25,60 @@ NORMS = {
     "layer-no-bias": NormSpec("layer", bias=False, eps=1e-3),
 }
 
+SAME_GRAPH = {
+    "siamese:input_norm=false",
+    "siamese:x=post:norm_at=end,y=scaled",
+    "siamese:y=reordered",
+    "siamese:x=deepnorm,y=sandwich",
+    "siamese:x=b2t,y=rezero",
+    "siamese:x=hybrid_star,y=subln",
+    "siamese:depth_scaling=none",
+    "siamese:depth_scaling=sqrt(l+1),final_norm=false",
+    "siamese:form=hybrid_pre,input_norm=no,depth_scaling=none",
+    "mix",
+    "layerscale:start=1",
+    "span:branch_std=1/L",
+    "span:branch_std=1",
+    "hyper:rate=1,dynamic=false",
+    "hyper:rate=4,dynamic=false",
+    "hyper:rate=1,dynamic=true",
+    "mhc:collapse=learned,eps=0",
+    "mhc_lite:rate=3",
+    "ihc:rate=3",
+    "gr:rate=2,rank=3",
+    "x0:normed_start=true",
+    "attnres:blocks=2",
+    "siamese:x=span,y=layerscale:start=0.5",
+    "siamese:x=keel,y=peri",
+    "siamese:y=gr:rate=2",
+    "hyper:rate=2,dynamic=true",
+    "hybrid:input_norm=true",
+    "mhc:rate=2,sinkhorn_steps=3,eps=0",
+}
+"""Rows whose options only change numbers, or put parts of other rows together again."""
+KINDS = {
+    "siamese",
+    "siamese:form=plain",
+    "siamese:form=hybrid_pre",
+    "pre",
+    "hybrid_star",
+    "span",
+    "residual_dual",
+    "hyper:rate=2,dynamic=false",
+    "hyper:rate=4,dynamic=true",
+    "mhc_lite",
+    "gr",
+    "widen",
+    "attnres",
+    "dense",
+    "x0",
+    "zaya",
+}
+"""Of the others, one at least for each kind of streams and for each operator of ours."""
+GRAPHS = [row for row in ROWS if row.text not in SAME_GRAPH]
+
 every_row = pytest.mark.parametrize("row", ROWS, ids=[row.text for row in ROWS])
+every_graph = pytest.mark.parametrize("row", GRAPHS, ids=[row.text for row in GRAPHS])
 every_norm = pytest.mark.parametrize("norm", NORMS)
 
 

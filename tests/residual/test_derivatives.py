@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from .stacks import PAIR, D, L, every_row, make, make_sublayers, randomise
-from .test_compile import SAME_GRAPH
+from .stacks import PAIR, SAME_GRAPH, D, L, every_row, make, make_sublayers, randomise
 from .transforms import TRANSFORMS, along_directions, assert_agree, by_autograd, by_differences
 
 

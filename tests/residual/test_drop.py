@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from siamesenorm.residual.drop import Drop
 
-from .stacks import PAIR, D, L, by_equation, every_row, make, make_sublayers, randomise
+from .stacks import PAIR, D, L, by_equation, every_graph, make, make_sublayers, randomise
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -34,7 +34,7 @@ def record_masks(topology):
     return masks
 
 
-@every_row
+@every_graph
 @pytest.mark.parametrize("rates", [{"dropout": 0.4}, {"drop_path": 0.4}, {"dropout": 0.3, "drop_path": [0.2, 0.5]}])
 def test_one_draw_feeds_every_stream_where_the_equation_has_its_update(row, rates):
     topology, sublayers, x = random_case(row, **rates)
@@ -46,7 +46,7 @@ def test_one_draw_feeds_every_stream_where_the_equation_has_its_update(row, rate
     assert_close(got, by_equation(row, topology, "layer", [PAIR] * L, sublayers, x, drops), **CLOSE)
 
 
-@every_row
+@every_graph
 def test_evaluation_drops_nothing(row):
     topology, sublayers, x = random_case(row, dropout=0.5, drop_path=0.5)
     without = make(row, norm="layer")

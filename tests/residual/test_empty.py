@@ -3,7 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-from .stacks import PAIR, D, L, every_row, gradients, make, make_sublayers, randomise
+from .stacks import PAIR, D, L, every_graph, gradients, make, make_sublayers, randomise
 
 
 def stack(row, dtype=torch.float32):
@@ -13,7 +13,7 @@ def stack(row, dtype=torch.float32):
     return topology.to(dtype), sublayers.to(dtype)
 
 
-@every_row
+@every_graph
 def test_nothing_in_nothing_out(row):
     topology, sublayers = stack(row)
     for shape in ((0, 3), (2, 0), (0,)):
@@ -31,7 +31,7 @@ LAYOUTS = {
 }
 
 
-@every_row
+@every_graph
 def test_streams_that_do_not_lie_in_one_piece(row):
     topology, sublayers = stack(row)
     for name, lay in LAYOUTS.items():
@@ -43,7 +43,7 @@ def test_streams_that_do_not_lie_in_one_piece(row):
         assert_close(*results, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@every_row
+@every_graph
 def test_float16_is_near_float32(row):
     x, dtype = torch.randn(2, 3, D), torch.float16
     exact, sublayers = stack(row)

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from siamesenorm.residual import Flow, Gated
 from siamesenorm.residual.base import Step
 
-from .stacks import PAIR, D, L, by_equation, every_row, make, make_sublayers, randomise
+from .stacks import PAIR, D, L, by_equation, every_graph, make, make_sublayers, randomise
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -23,7 +23,7 @@ def gated(topology, sublayers, gates, x):
     return topology(x, [lambda h, f=f, g=g: Gated(f(h), g) for f, g in zip(sublayers, gates, strict=True)])
 
 
-@every_row
+@every_graph
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_gate_multiplies_what_the_equation_adds(row, fused):
     topology, sublayers, gates, x = random_case(row, fused=fused)
@@ -34,7 +34,7 @@ def test_a_gate_multiplies_what_the_equation_adds(row, fused):
     assert_close(torch.autograd.grad(got.square().sum(), x), torch.autograd.grad(expected.square().sum(), x), **CLOSE)
 
 
-@every_row
+@every_graph
 def test_closed_gates_leave_the_sublayers_out(row):
     topology, sublayers, gates, x = random_case(row)
     others = make_sublayers([PAIR] * L)

@@ -10,12 +10,12 @@ from torch.testing import assert_close
 from siamesenorm import Residual
 from siamesenorm.residual import UnmetNeedsWarning
 
-from .stacks import PAIR, D, by_equation, every_row, make, make_sublayers, randomise
+from .stacks import PAIR, D, by_equation, every_graph, make, make_sublayers, randomise
 
 T, BLOCKS = 10, 3
 
 
-@every_row
+@every_graph
 @pytest.mark.parametrize("step", [1, 15, 40])
 def test_updates_grow_in_block_by_block(row, step):
     topology, sublayers = make(row, BLOCKS, prores=T), make_sublayers([PAIR] * BLOCKS)

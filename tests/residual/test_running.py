@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from siamesenorm.residual import Flow, NormSpec, Residual
 
-from .stacks import PAIR, D, L, every_row, gradients, make, make_sublayers, randomise, tensors_of
+from .stacks import PAIR, D, L, every_graph, gradients, make, make_sublayers, randomise, tensors_of
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -21,7 +21,7 @@ def random_case(row, shape=(2, 5), dtype=torch.float64, **how):
     return topology, sublayers, torch.randn(*shape, D, dtype=dtype, requires_grad=True)
 
 
-@every_row
+@every_graph
 def test_state_dict_round_trip(row):
     topology, sublayers, x = random_case(row, norm="layer")
     file = io.BytesIO()
@@ -33,7 +33,7 @@ def test_state_dict_round_trip(row):
     assert torch.equal(fresh(x, sublayers), topology(x, sublayers))
 
 
-@every_row
+@every_graph
 def test_meta_construction_then_reset_is_fresh_construction(row):
     with torch.device("meta"):
         inside = Residual(row.text, D, L, norm="layer")
@@ -53,7 +53,7 @@ def test_meta_construction_then_reset_is_fresh_construction(row):
         assert_close(topology.state_dict(), expected, rtol=0, atol=0)
 
 
-@every_row
+@every_graph
 def test_decoding_token_by_token_is_the_full_sequence(row):
     """The only memory is the sublayers' own cache."""
     topology, sublayers, x = random_case(row)
@@ -70,7 +70,7 @@ def test_decoding_token_by_token_is_the_full_sequence(row):
     assert (full - topology(x.flip(-2), sublayers).flip(-2)).abs().max() > 1e-6  # the order matters to this stack
 
 
-@every_row
+@every_graph
 def test_checkpointed_sublayers_give_the_same_gradients(row):
     topology, sublayers, x = random_case(row)
     expected = gradients(topology(x, sublayers), x, topology, sublayers)
@@ -78,7 +78,7 @@ def test_checkpointed_sublayers_give_the_same_gradients(row):
     assert_close(gradients(topology(x, wrapped), x, topology, sublayers), expected, **CLOSE)
 
 
-@every_row
+@every_graph
 def test_checkpointed_blocks_give_the_same_gradients(row):
     """A block restarts the pass from its streams: Flow(topology, streams=..., at=...)."""
     topology, sublayers, x = random_case(row)
@@ -96,7 +96,7 @@ def test_checkpointed_blocks_give_the_same_gradients(row):
     assert_close(gradients(topology.close(streams), x, topology, sublayers), expected, **CLOSE)
 
 
-@every_row
+@every_graph
 def test_autocast_agrees_and_keeps_streams_in_float32(row):
     topology, sublayers, x = random_case(row, dtype=torch.float32)
     expected = topology(x, sublayers)
@@ -114,7 +114,7 @@ def test_autocast_agrees_and_keeps_streams_in_float32(row):
     assert (mine - theirs).norm() < 0.1 * theirs.norm()
 
 
-@every_row
+@every_graph
 def test_autocast_does_not_round_the_streams(row):
     """What flows past the sublayers keeps float32's precision, mixing of rows included."""
     topology, _, x = random_case(row, dtype=torch.float32)
@@ -130,7 +130,7 @@ def test_autocast_does_not_round_the_streams(row):
         assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-@every_row
+@every_graph
 def test_sublayers_take_arguments_and_return_tuples(row):
     topology, sublayers, x = random_case(row)
     mask, shift = torch.rand(2, 5, 1, dtype=torch.float64), torch.randn(D, dtype=torch.float64)
@@ -144,7 +144,7 @@ def test_sublayers_take_arguments_and_return_tuples(row):
     assert_close(flow.close(), expected, **CLOSE)
 
 
-@every_row
+@every_graph
 def test_read_and_write_by_hand_is_the_same_pass(row):
     """The loop of the library's docstring, the Flow by hand, and `forward`."""
     topology, sublayers, x = random_case(row)
@@ -158,7 +158,7 @@ def test_read_and_write_by_hand_is_the_same_pass(row):
     assert_close(topology.close(streams), expected, **CLOSE)
 
 
-@every_row
+@every_graph
 def test_looking_at_streams_between_sublayers_changes_nothing(row):
     topology, sublayers, x = random_case(row)
     flow = topology.start(x)
@@ -170,7 +170,7 @@ def test_looking_at_streams_between_sublayers_changes_nothing(row):
     assert_close(flow.close(), topology(x, sublayers), **CLOSE)
 
 
-@every_row
+@every_graph
 def test_bfloat16_parameters_and_streams(row):
     topology, sublayers, x = random_case(row, dtype=torch.float32)
     expected = topology(x, sublayers)
@@ -192,7 +192,7 @@ class OwnNorm(nn.Module):
         return self.scale * x / (1e-5 + x.square().mean(-1, keepdim=True)).sqrt()
 
 
-@every_row
+@every_graph
 def test_norms_of_the_users_own(row):
     topology, like = make(row, norm=OwnNorm), make(row, norm=NormSpec("rms"))
     sublayers, x = make_sublayers([PAIR] * L), torch.randn(2, 3, D, dtype=torch.float64)

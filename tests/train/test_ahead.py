@@ -91,8 +91,7 @@ def test_a_step_that_is_read_is_noticed(monkeypatch, tmp_path):
         train(tiny("logging.every=3"), tmp_path / "run")
 
 
-@pytest.mark.parametrize("policy", ["stop", "rollback", "skip"])
-@pytest.mark.parametrize("loss", ["nan", "99"])
+@pytest.mark.parametrize(("policy", "loss"), [("stop", "nan"), ("rollback", "nan"), ("rollback", "99"), ("skip", "99")])
 def test_policies_end_as_where_every_step_is_read(tmp_path, monkeypatch, ahead, policy, loss):
     """Two bad steps in the middle of what is read together; notes name the same layers and samples."""
     poison(monkeypatch, {24, 28}, float(loss))

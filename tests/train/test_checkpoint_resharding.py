@@ -43,11 +43,29 @@ WITH_EXPERTS = ("ep-fsdp-4", "ep-tp-4", "ep-pp-4")
 Reading = tuple[str, tuple[str, ...], tuple[str, ...]]
 TURNS: list[tuple[int, list[Reading]]] = [
     (2, [("dense", OF_TWO, ("one",)), ("experts", ("fsdp-2", "ep-2", "pp-2"), ("one",))]),
-    (4, [("dense", OF_FOUR, ("tp-2", "pp-2")), ("experts", WITH_EXPERTS, ("ep-2", "pp-2"))]),
-    (2, [("dense", ("fsdp-2", "tp-2", "pp-2"), ("tp-4", "pp-tp-4")), ("experts", ("fsdp-2", "ep-2"), ("ep-pp-4",))]),
+    (
+        4,
+        [
+            ("dense", ("fsdp-4", "tp-4", "pp-tp-4"), ("pp-2",)),
+            ("dense", ("hsdp-4", "pp-fsdp-4"), ("tp-2",)),
+            ("experts", ("ep-fsdp-4", "ep-tp-4"), ("pp-2",)),
+            ("experts", ("ep-pp-4",), ("ep-2",)),
+        ],
+    ),
+    (
+        2,
+        [
+            ("dense", ("fsdp-2", "pp-2"), ("tp-4",)),
+            ("dense", ("tp-2",), ("pp-tp-4",)),
+            ("experts", ("fsdp-2", "ep-2"), ("ep-pp-4",)),
+        ],
+    ),
     (1, [("dense", ("one",), (*OF_TWO, *OF_FOUR)), ("experts", ("one",), ("fsdp-2", "ep-2", "pp-2", *WITH_EXPERTS))]),
 ]
-"""Processes; of every model, the layouts that read, and what others have written before. Every layout does both."""
+"""Processes; of every model, the layouts that read, and what others have written before. Every layout does both.
+
+A layout reads what one other wrote, and one process reads what every layout wrote.
+"""
 
 
 def run_of(kind: str, layout: Layout, world: World, seed: int = 0) -> TinyRun:

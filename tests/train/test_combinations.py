@@ -33,7 +33,6 @@ OF_TWO = {
     "pp2-interleaved": Layout("ddp", pp=2, schedule="interleaved_1f1b", parts=2, blocks=4, processes=2),
 }
 LAYOUTS = {
-    "fsdp4": Layout("fsdp"),
     "ep4": Layout("fsdp", ep=4),
     "ep2-fsdp2": Layout("fsdp", ep=2),
     "ep2-hsdp2": Layout("hsdp", group=2, ep=2),
@@ -43,17 +42,19 @@ LAYOUTS = {
     **OF_TWO,
 }
 CLOSELY = [
-    ("experts", "fsdp4", "adamw"),
     ("experts", "ep4", "adamw"),
     ("experts", "ep2-fsdp2", "muon"),
     ("experts", "ep2-hsdp2", "adamw"),
     ("experts", "ep2-tp2", "muon"),
     ("experts", "pp2-ep2", "muon"),
     ("wide_experts", "ep2-fsdp2", "adamw"),
-    *(("siamese", layout, "muon" if layout == "pp2-fsdp2" else "adamw") for layout in PIPELINES),
-    ("attnres", "pp2-interleaved-fsdp2", "adamw"),
+    ("siamese", "pp2-fsdp2", "muon"),
+    ("siamese", "pp4", "adamw"),
+    ("siamese", "pp2-tp2", "adamw"),
+    ("attnres", "pp2-interleaved-fsdp2", "adamw"),  # streams that grow
+    ("siamese", "pp2-gpipe-hsdp2", "adamw"),
 ]
-"""Models, layouts, optimisers; of these, averaged weights are looked at too."""
+"""Models, layouts, optimisers; of these, averaged weights are looked at too. Plain FSDP is `test_distributed.py`'s."""
 TABLE = [
     *CLOSELY,
     *((name, [*OF_TWO][n % len(OF_TWO)], "adamw") for n, name in enumerate(TOPOLOGIES) if name != "siamese"),

@@ -40,7 +40,7 @@ def train(topology, world=None, checkpointing="none", compiled=True, steps=2, dt
     torch._dynamo.reset()
     counters.clear()
     original = Block.compile
-    # Graphs are counted here, not their code: inductor would take a minute for each. Every topology's derivatives in a
+    # Graphs are counted here, not their code: inductor would take a minute for each. Derivatives of topologies in a
     # graph are `tests/residual/test_compile.py`'s subject; those of the sublayers are the same on all.
     traced = world is None and checkpointing == "full" and topology in ("siamese", "hyper")
     backend = "aot_eager" if traced else "eager"
@@ -79,10 +79,13 @@ def test_what_is_kept_selectively_is_in_the_graph():
     assert_one_graph_a_shape(result, "siamese", eager_losses("siamese"))
 
 
-@pytest.mark.parametrize("checkpointing", ["sublayer", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
 def test_one_process(checkpointing):
-    """All topologies with sublayers computed again; whole blocks with two streams, rows, and streams that grow."""
-    for topology in TOPOLOGIES if checkpointing == "sublayer" else ("siamese", "hyper", "attnres"):
+    """All topologies; whole blocks computed again with two streams, rows, and streams that grow.
+
+    Sublayers are computed again in `test_two_processes`, with every kind of streams.
+    """
+    for topology in TOPOLOGIES if checkpointing == "none" else ("siamese", "hyper", "attnres"):
         assert_one_graph_a_shape(train(topology, checkpointing=checkpointing), topology, eager_losses(topology))
 
 

@@ -20,6 +20,14 @@ from train.small_runs import train_until
 from .small_runs import tiny
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where the classifier of the digits is kept, which some tests need and the first of them trains."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def make_task(*overrides):
     config = tiny(*overrides)
     return find_task("diffusion")(config)
@@ -69,8 +77,7 @@ def test_held_out_losses_are_on_fixed_noise_and_their_quarters_make_the_whole(tm
     assert np.mean([part["mse"] for part in parts]) == pytest.approx(again["mse"], rel=0.01)
 
 
-def test_samples_are_compared_with_the_training_images(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_samples_are_compared_with_the_training_images(tmp_path, cache):
     sampled = ("evaluation.every=6", "evaluation.samples=20", "sampling_steps=2")
     result = train(tiny(*sampled), tmp_path / "run")
     assert result.evaluation["frechet"] > 0
@@ -133,8 +140,7 @@ def test_a_short_run_at_its_trivial_loss_is_no_result_of_a_report(tmp_path):
     assert [read_run(tmp_path / name).state for name in ("stuck", "good")] == ["stuck", "finished"]
 
 
-def test_real_images_are_nearer_than_noise_in_the_classifiers_features(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_real_images_are_nearer_than_noise_in_the_classifiers_features(cache):
     task = make_task()
     real = np.stack([task.images[k] for k in range(300)])
     found = task.fidelity(real, task.images.labels[:300])
