@@ -77,9 +77,7 @@ def test_where_blocks_are_taken():
     assert padded.blocks is None
 
 
-@pytest.mark.parametrize(
-    ("checkpointing", "compiled"), [("none", False), ("full", False), ("none", True), ("sublayer", True)]
-)
+@pytest.mark.parametrize(("checkpointing", "compiled"), [("none", False), ("full", False), ("sublayer", True)])
 def test_gradients_are_the_dense_masks(blocks, checkpointing, compiled):
     """Compiled, two blocks and two batches share one graph."""
     torch._dynamo.reset()

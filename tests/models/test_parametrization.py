@@ -41,6 +41,13 @@ def diffusion(topology="siamese", **fields):
 FAMILIES = {"language": language, "vision": vision, "diffusion": diffusion}
 
 
+KINDS = ("pre", "siamese", "siamese:form=hybrid_pre", "hyper", "attnres", "span", "x0", "gr", "dense")
+"""One stream, two, several rows, some that grow, the start of a block, a kept state, matrices of their own."""
+EVERY = [("language", name) for name in ALL] + [(family, name) for family in ("vision", "diffusion") for name in KINDS]
+every_model = pytest.mark.parametrize(("family", "topology"), EVERY)
+"""Every topology in a language model; factors of a topology ask no family, and families ask kinds of streams."""
+
+
 def completep(width=16, depth=2):
     return {"parametrization": "completep", "base_width": width, "base_depth": depth}
 
@@ -60,8 +67,7 @@ def groups(model, config):
     ]
 
 
-@pytest.mark.parametrize("topology", ALL)
-@pytest.mark.parametrize("family", FAMILIES)
+@every_model
 def test_a_model_of_its_bases_size_is_the_standard_one(family, topology):
     """Bit by bit: first weights, function, and every setting of either optimiser."""
     ours, theirs = (FAMILIES[family](topology, **fields) for fields in (completep(), {}))
@@ -142,8 +148,7 @@ def test_what_topologies_bring_has_the_factors_of_where_it_lies(topology, name, 
     assert find(model, ADAMW)[name][0] == pytest.approx(lr)
 
 
-@pytest.mark.parametrize("topology", ALL)
-@pytest.mark.parametrize("family", FAMILIES)
+@every_model
 def test_every_name_that_a_module_gives_is_a_parameters(family, topology):
     """And every parameter has factors; a name that is none would be passed over in silence."""
     model = FAMILIES[family](topology, **completep(4, 1))
