@@ -18,6 +18,7 @@ from siamesenorm.cli import main
 from siamesenorm.errors import ConfigError, DataError
 from siamesenorm.lab.compare.live import NotebookTable, open_table
 from siamesenorm.lab.compare.runner import GridWatcher
+from siamesenorm.tasks.own import Given, OwnTask
 from siamesenorm.train.folder import read_metrics
 
 VOCABULARY, DIM, LENGTH = 17, 8, 16
@@ -235,6 +236,20 @@ def test_labels_of_any_whole_numbers_are_taken(tmp_path):
     data = Items(lambda number: (IDS, IDS.int()))
     found = siamesenorm.compare(Model, data, topologies=["pre"], folder=tmp_path, **{**RUN, "seeds": 1})
     assert found.complete
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_held_out_loss_is_the_mean_over_labels_that_count(named):
+    """However they lie in batches; one without any does not make it no number."""
+    model, ids = Model("pre"), torch.randint(0, VOCABULARY, (5, LENGTH), generator=torch.Generator().manual_seed(0))
+    labels = ids.roll(-1, 1).masked_fill(torch.arange(LENGTH) >= torch.tensor([16, 16, 3, 1, 0])[:, None], -100)
+    parts = [(ids[:2], labels[:2]), (ids[2:4], labels[2:4]), (ids[4:], labels[4:])]
+    batches = [dict(zip(("input_ids", "labels"), part, strict=True)) for part in parts] if named else parts
+    task = object.__new__(OwnTask)
+    task.given, task.batch_size = Given(Model), 2
+    task.source = types.SimpleNamespace(held_out=lambda size: iter(batches))
+    expected = nn.functional.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+    assert task.evaluate(model)["loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_names_are_shown_and_never_run(tmp_path):

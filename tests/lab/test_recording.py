@@ -1,5 +1,6 @@
 """Runs made elsewhere: a recorder for any loop, and what a report makes of it."""
 
+import contextlib
 import json
 import math
 
@@ -80,6 +81,19 @@ def test_exceptions_leave_word_and_the_run_can_be_recorded_again(tmp_path):
         pass
     recorded(tmp_path / "run", "siamese", restart=True)
     assert len(read_metrics(tmp_path / "run")) == 9
+
+
+@pytest.mark.parametrize(("loss", "state"), [(1.0, "finished"), (float("nan"), "diverged")])
+def test_a_run_of_which_all_steps_were_recorded_before_ends_as_its_last_loss_says(tmp_path, loss, state):
+    """What failed behind the last step is done again; there is no step to record."""
+    with contextlib.suppress(RuntimeError), siamesenorm.record(tmp_path / "run", topology="pre", lr=1e-3) as run:
+        for _ in range(3):
+            run.step(loss=loss)
+        raise RuntimeError("the evaluation was out of memory")
+    with siamesenorm.record(tmp_path / "run", topology="pre", lr=1e-3, resume_from=3) as run:
+        run.evaluate(loss=0.9)
+    assert status(run.folder)["state"] == state
+    assert status(run.folder)["evaluation"] == {"loss": 0.9}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Studies that are run: records as they come, nothing run twice, whatever machine it was on, and a page at any time."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -16,7 +17,7 @@ from siamesenorm.lab.study.plots import DIFFERENCES, TRIED
 from siamesenorm.lab.study.record import LEDGER, read_ledger, write_ledger
 from siamesenorm.lab.study.running import challenge, merge_records, open_study, run_study, stage_progress
 from siamesenorm.train.provenance import hash_of
-from siamesenorm.train.yaml import write_yaml
+from siamesenorm.train.yaml import read_yaml, write_yaml
 
 from .study_records import plan_values
 
@@ -164,20 +165,59 @@ def test_what_is_left_is_counted_by_stage(first):
     assert found[-1].seconds > 0
 
 
+def other_number(line):
+    """A line of records, of a run that came to another loss."""
+    return line.replace('"score": ', '"score": 1').replace('"loss": ', '"loss": 1')
+
+
 def test_records_of_several_machines_are_merged_and_disagreements_told(first, tmp_path):
     folder, *_ = first
     lines = (folder / "results" / LEDGER).read_text().splitlines()
-    for name, some in (("one", lines[:5]), ("two", [*lines[3:], lines[4].replace('"score": ', '"score": 1')])):
+    for name, some in (("one", lines[:5]), ("two", [*lines[3:], other_number(lines[4])])):
         (tmp_path / name).mkdir()
         (tmp_path / name / LEDGER).write_text("\n".join(some) + "\n")
     study = open_study(folder / "plan.yaml", tmp_path / "one")
     assert merge_records(study, [tmp_path / "two"]) == ["3 records were taken in, 8 are there now"]
     assert len(read_ledger(tmp_path / "one")) == 8
-    (tmp_path / "two" / LEDGER).write_text(lines[4].replace('"score": ', '"score": 1'))
+    (tmp_path / "two" / LEDGER).write_text(other_number(lines[4]))
     told = merge_records(study, [tmp_path / "two"])
     assert "the first one counts" in told[1]
     with pytest.raises(ConfigError, match="--merge"):
         merge_records(study, [tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "heard"),
+    [
+        ({"metric": "perplexity"}, str, r"is not its perplexity, \S+; .* another metric takes a new --out"),
+        ({"metric": "nothing"}, str, "is not its nothing, which it has not"),
+        ({}, lambda line: line.replace('"score": ', '"score": 1'), "score = 1.* is not its loss"),
+        (
+            {},
+            lambda line: line.replace('"higher": false', '"higher": true'),
+            "higher: True is not allowed; it takes False, as loss has it",
+        ),
+    ],
+    ids=["other metric", "unknown metric", "other score", "other direction"],
+)
+def test_scores_that_are_not_the_metric_of_the_plan_are_refused(first, tmp_path, capsys, change, line, heard):
+    """A plan whose metric was changed would else show losses under its name."""
+    folder, *_ = first
+    out, sound = tmp_path / "out", (folder / "results" / LEDGER).read_text().splitlines(keepends=True)
+    for name in ("out", "new"):
+        (tmp_path / name).mkdir()
+    shutil.copy(folder / "text.txt", tmp_path)
+    values = read_yaml((folder / "plan.yaml").read_text(), "plan") | change
+    (tmp_path / "plan.yaml").write_text(write_yaml(values))
+    (out / LEDGER).write_text("".join([line(sound[0]), *sound[1:]]))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for asked in (
+        ["-o", str(out), "--page"],
+        ["-o", str(out), "--status"],
+        ["-o", str(tmp_path / "new"), "--merge", str(out)],
+    ):
+        assert re.search(heard, one_sentence(["study", str(tmp_path / "plan.yaml"), *asked], capsys))
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_merging_into_a_new_folder_leaves_word_of_the_plan_and_the_page_names_those_of_the_records(first, tmp_path):
@@ -277,7 +317,6 @@ def test_a_challenge_runs_one_cell_again_and_leaves_the_records_alone(first, tmp
 def test_data_that_are_not_those_of_the_plan_are_refused(tmp_path):
     plan = write_plan(tmp_path)
     (tmp_path / "text.txt").write_text(TEXT + "x", encoding="utf-8")
-    hash_of.cache_clear()
     with pytest.raises(ConfigError, match=r"sha256: .* it takes the data that were planned with"):
         run_study(open_study(plan, tmp_path / "results"), Counting(), tmp_path / "cells")
     assert not (tmp_path / "results").exists()

@@ -305,3 +305,31 @@ def test_speedups_need_three_sizes_with_all_their_seeds():
     last = next(key for key, record in reversed(records.items()) if record.arm == "pre" and record.stage == "fresh")
     del records[last]
     assert all(found.speedup is None for part in analyse_study(file, records).parts for found in part.arms)
+
+
+def test_a_record_counts_where_the_plan_has_its_cell_whatever_the_record_says():
+    """Names may be changed in a plan, and what was run stays the same: laws and speed-ups do too."""
+    sizes = {name: {"set": {"train.steps": steps}} for name, steps in (("s", 40), ("m", 80), ("l", 160))}
+    parts = [{"name": name, "corpus": "code", "size": name, "configurations": 1, "seeds": 4} for name in sizes]
+    file = plan_file(sizes=sizes, parts=parts, statistics={"resamples": 100})
+
+    def score(cell):
+        return law(6 * 150_000 * cell.config.steps * 1024 * {"pre": 1.0, "siamese": 2.0, "post": 0.5}[cell.arm])
+
+    records = fill(file, score)
+    planned = analyse_study(file, records)
+    renamed = analyse_study(
+        plan_file(
+            arms={"one": "pre", "two": "siamese", "three": "post"},
+            baseline="one",
+            sizes=sizes,
+            parts=parts,
+            statistics={"resamples": 100},
+        ),
+        records,
+    )
+    assert [found.law for found in renamed.laws] == [found.law for found in planned.laws] != [None]
+    assert [p.arm("two").speedup for p in renamed.parts] == [p.arm("siamese").speedup for p in planned.parts]
+    elsewhere = {"arm": "post", "stage": "stress", "seed": 4, "lr": 1.0, "number": 9, "factor": 3.0}
+    moved = {key: record.model_copy(update=elsewhere) for key, record in records.items()}
+    assert analyse_study(file, moved) == planned

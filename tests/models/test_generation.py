@@ -78,9 +78,12 @@ def test_extreme_settings_are_the_greedy_or_the_free_draw():
         assert generate(model, PROMPTS, max_new_tokens=4, temperature=1.0, seed=0, **settings) == free
 
 
-def test_nothing_is_drawn_from_what_is_no_number():
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_nothing_is_chosen_by_what_is_no_number(temperature, wrong):
     with pytest.raises(ValueError, match="logits: the model's are not finite numbers"):
-        Sampling(1.0).choose(torch.tensor([[0.0, torch.nan]]))
+        Sampling(temperature).choose(torch.tensor([[0.0, 1.0], [0.0, wrong]]))
+    assert Sampling(temperature).choose(torch.tensor([[0.0, -torch.inf]])).tolist() == [0]  # left out, as by a filter
 
 
 def test_same_seed_same_draw():

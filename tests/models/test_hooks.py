@@ -149,3 +149,18 @@ def test_hooks_hung_up_before_compiling_fire(family, kind):
     model.compile_blocks(backend="eager")
     flat_gradients(model, loss_of(family, model))
     assert watch.fired[kind] == dict.fromkeys(inside, 1)
+
+
+@every_family
+def test_a_hook_in_the_place_of_one_that_was_compiled_fires_and_the_other_no_more(family):
+    """As many hooks as then, and not the same ones."""
+    torch._dynamo.reset()
+    model, fired = FAMILIES[family].model(dtype=torch.float32), []
+    ffn = model.blocks[0].ffn
+    first = ffn.register_forward_hook(lambda *_: fired.append("first"))
+    model.compile_blocks(backend="eager")
+    loss_of(family, model)
+    first.remove()
+    ffn.register_forward_hook(lambda *_: fired.append("second"))
+    loss_of(family, model)
+    assert fired == ["first", "second"]

@@ -74,6 +74,10 @@ def test_logits_to_keep():
     full = model(x).logits
     torch.testing.assert_close(model(x, logits_to_keep=3).logits, full[:, -3:])
     torch.testing.assert_close(model(x, logits_to_keep=torch.tensor([1, 5])).logits, full[:, [1, 5]])
+    torch.testing.assert_close(model(x, logits_to_keep=20).logits, full)  # more than there are: all
+    assert model(x, logits_to_keep=0).logits.shape == (2, 0, 50)
+    with pytest.raises(ValueError, match="logits_to_keep: -1 is not allowed"):
+        model(x, logits_to_keep=-1)
     output = model(x, labels=x, logits_to_keep=1)
     assert output.loss is not None
     assert output.logits.shape == (2, 1, 50)

@@ -15,7 +15,6 @@ from .stacks import (
     D,
     L,
     by_equation,
-    every_norm,
     every_row,
     make,
     make_sublayers,

@@ -68,6 +68,18 @@ def test_ranks_together_measure_what_one_measures():
     assert nats / tokens == pytest.approx(whole["loss"], rel=1e-6)
 
 
+def test_every_number_of_an_evaluation_is_the_same_from_one_rank_and_from_three():
+    """Ranks know means of their sums alone: what is divided by a number of the whole text must not be one of these."""
+    t = task("data.validation=[arithmetic:problems=240]", "evaluation.every=1")
+    model = t.build_model()
+    whole, parts = evaluate(t, model), []
+    for rank in range(3):
+        t.evaluate(model, Ranks(rank=rank, world_size=3, average=lambda v: parts.append(v) or v))
+    means = {name: sum(part[name] for part in parts) / 3 for name in parts[0]}
+    assert "bits_per_byte" in whole
+    assert t.evaluate(model, Ranks(world_size=3, average=lambda v: means)) == pytest.approx(whole, rel=1e-6)
+
+
 def test_several_corpora_are_measured_each_and_together():
     t = task("data.train=[python-docs, arithmetic]", "data.weights=[1, 1]", *EVALUATED)
     got = evaluate(t, t.build_model())
@@ -101,6 +113,15 @@ def test_likelihood_is_the_sum_over_the_continuation():
         first = len(ids) - len(tokenizer.encode(continuation))
         expected = sum(float(steps[place - 1, ids[place]]) for place in range(first, len(ids)))
         assert total == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_continuation_may_fill_the_model_and_no_more():
+    t = task()
+    model, longest = t.build_model().eval(), t.model_config.max_length
+    (found,) = log_likelihoods(model, ByteTokenizer(), [("a", "b" * longest)], longest)
+    assert found < 0
+    with pytest.raises(DataError, match=f"{longest + 1:,} tokens is not allowed; it takes up to .* = {longest:,}"):
+        log_likelihoods(model, ByteTokenizer(), [("a", "b" * (longest + 1))], longest)
 
 
 def test_of_a_long_context_the_end_is_seen():

@@ -77,6 +77,7 @@ def edited(old, new):
         (edited("kind: constant", "kind: wsd"), ["--at", "12"], "not at its peak there; it takes 3 to 10"),
         (edited("warmup: 3", "warmup: 4"), ["--at", "3"], "not at its peak there; it takes 4 to 12"),
         (None, ["--at", "6", "--out", "{run}"], "is there already; it takes a new folder"),
+        (None, ["--at", "6", "--out", "{run}/checkpoints/inside"], "it lies in the run {run!r}, which stays as it is"),
         (None, ["--at", "0"], "--at"),
         (None, ["--at", "6", "--decay", "0"], "--decay"),
         (shutil.rmtree, ["--at", "6"], "is not a run"),

@@ -76,6 +76,22 @@ def test_what_goes_on_keeps_its_moments_and_what_is_new_has_none(run, tmp_path):
     assert fresh
 
 
+def test_of_a_run_that_trains_a_part_the_rest_is_the_runs_own_in_the_averaged_model_too(tmp_path, capsys):
+    plain = [*RUN, "steps=6"]
+    train(tiny(*plain), tmp_path / "first")
+    start = f"init_from={tmp_path / 'first'}"
+    train(tiny(*plain, start, "train.parameters=norms"), tmp_path / "run")
+    live = open_live(tmp_path / "run", 3)
+    averaged = dict(live.averaged_model().named_parameters())
+    assert live.averaged
+    assert live.averaged.keys() < averaged.keys()
+    for name, parameter in live.model.named_parameters():
+        assert torch.equal(averaged[name], live.averaged.get(name, parameter)), name
+    train(tiny(*plain, start, "train.parameters=lora"), tmp_path / "lora")
+    assert main(["graft", str(tmp_path / "lora"), str(tmp_path / "out"), "--to", "siamese", "--at", "3"]) == 2
+    assert "factors of LoRA go on in no other topology" in capsys.readouterr().err
+
+
 def test_learning_rates_of_the_new_topology_are_in_effect(run, tmp_path):
     if "muon" in str(run):
         return

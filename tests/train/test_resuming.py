@@ -5,12 +5,15 @@ import re
 
 import pytest
 import torch
+from tests.commands.refusals import one_sentence
 
+from siamesenorm.cli import main
 from siamesenorm.errors import ConfigError
 from siamesenorm.lab.compare.grid import fingerprint
+from siamesenorm.train.branching import branch
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.fields import fields_of
-from siamesenorm.train.folder import RunFolder
+from siamesenorm.train.folder import LOCK, RunFolder
 from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.progress import RunProgress
 from siamesenorm.train.recipes import config_class, parse_config, resolve
@@ -204,3 +207,33 @@ def test_weights_of_an_earlier_end_are_not_taken_for_those_of_a_run_that_went_on
     name, weight = next(iter(later.model.named_parameters()))
     assert not torch.equal(weight, first.model.get_parameter(name))
     assert torch.equal(weight, stored.weights.read(name))
+
+
+def contents(folder):
+    """Of all files but for those that keep others out."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != LOCK}
+
+
+def test_a_run_and_its_branches_go_on_with_no_other_data_and_are_not_measured_on_others_unsaid(
+    tmp_path, capsys, caplog
+):
+    """A file of the same name with another text would train two halves on two texts under one name."""
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("".join(f"line {number} of some text, {number * 7919}\n" for number in range(3000)))
+    made = [f"data.train={text}", "evaluation.every=6", "checkpoint.every=6", "schedule.kind=constant"]
+    assert train(tiny(*made), run).state == "finished"
+    branch(run, 6, 3, tmp_path / "branch")
+    assert main(["evaluate", str(run)]) == 0
+    before = capsys.readouterr().out
+    assert "other data" not in caplog.text
+    text.write_text(text.read_text().upper())
+    there = contents(tmp_path)
+    for asked in ([str(run), "--at", "6"], [str(tmp_path / "branch")]):
+        heard = one_sentence(["train", *asked], capsys)
+        assert f"data: {str(text)!r} is not what it was when this run began" in heard
+    assert contents(tmp_path) == there
+    assert main(["evaluate", str(run)]) == 0
+    assert capsys.readouterr().out != before
+    assert f"data {str(text)!r} is not what it was when the run was trained" in caplog.text
+    assert train(tiny(*made), run, mode="restart").state == "finished"  # anew it may learn what it likes
+    assert train(tiny(*made), run, at=6).state == "finished"

@@ -26,6 +26,7 @@ from siamesenorm.tasks.classification import ClassificationTask
 from siamesenorm.tasks.confusion import Confusion
 from siamesenorm.tasks.harness import resolve_tasks
 from siamesenorm.terminal import progress_bar
+from siamesenorm.train.facts import warn_of_changed_data
 from siamesenorm.train.folder import plain_numbers
 from siamesenorm.train.inference import Inference
 from siamesenorm.train.provenance import command
@@ -58,6 +59,8 @@ def evaluate_run(run: Path, place: Inference, spread: bool = False) -> RunEvalua
     task = find_task(trained.config.task).for_evaluation(trained.config)
     model = place.spread(trained) if isinstance(trained, Stored) else place.ready(trained.model)
     world = place.world
+    if world.is_main:
+        warn_of_changed_data(run, trained.config)
     with torch.no_grad(), place.autocast():
         metrics = task.evaluate(model, world.ranks(final=True))
     confusion = task.confusion if isinstance(task, ClassificationTask) else None

@@ -132,6 +132,8 @@ class Recording:
         self.facts = Facts(self.folder, self.config, alone=True)
         self.facts.begin(anew=self.restart)
         self.seconds = sum(line.get("seconds") or 0.0 for line in losses.values())
+        if losses and (last := losses[max(losses)]["loss"]) is not None:  # none is how no number is written
+            self.loss = float(last)
         self.metrics = MetricsFile(self.folder / METRICS)
         self.metrics.rewind(self.number)
         self.moment = self.written = time.monotonic()

@@ -62,7 +62,7 @@ class Block(nn.Module):
         self.before, self.between = topology.step(None, self.links[0]), topology.step(*self.links)  # type: ignore[arg-type]
         self.run_sublayer: SublayerRunner = run_sublayer
         self._compiled: Callable[..., Any] | None = None
-        self._hooks_then: list[int] = []
+        self._hooks_then: list[tuple[int, ...]] = []
 
     @property
     def sublayers(self) -> tuple[Any, Any]:
@@ -115,10 +115,10 @@ class Block(nn.Module):
         self._compiled = compiled if kwargs.get("backend", "inductor") == "inductor" else closing_autocast(compiled)
         self._hooks_then = self._hooks(FORWARD)
 
-    def _hooks(self, kinds: Sequence[str]) -> list[int]:
-        """How many hooks hang on all modules there are, and on each module inside."""
+    def _hooks(self, kinds: Sequence[str]) -> list[tuple[int, ...]]:
+        """The hooks that hang on all modules there are, and on each module inside: their ids, which come but once."""
         modules = (m for child in self.children() for m in child.modules())
-        return [sum(map(len, everywhere(kinds))), *(len(vars(m)[kind]) for m in modules for kind in kinds)]
+        return [tuple(hooks) for hooks in (*everywhere(kinds), *(vars(m)[kind] for m in modules for kind in kinds))]
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is not compiled yet."""

@@ -181,8 +181,9 @@ class LanguageTask(Task):
         if len(sums) > 1:
             metrics |= {f"perplexity/{name}": perplexity(nats / tokens) for name, (nats, tokens) in sums.items()}
         if self._scored_whole() and sums:
-            total = sum(data.tokens.text_bytes or 0 for data in self.held_out.values())
-            metrics["bits_per_byte"] = nats / math.log(2) / total
+            texts = [data.tokens for data in self.held_out.values()]
+            tokens_per_byte = sum(map(len, texts)) / sum(text.text_bytes or 0 for text in texts)
+            metrics["bits_per_byte"] = metrics["loss"] / math.log(2) * tokens_per_byte
         sharing = ranks.sharing(model)
         if self.evaluation.arithmetic:
             metrics |= self._arithmetic(model, sharing)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from siamesenorm.data.tokenizer import Tokenizer
+from siamesenorm.errors import DataError
 from siamesenorm.models.lm.generation import pad_left
 from siamesenorm.tasks.sharing import Sharing
 
@@ -55,6 +56,11 @@ def likelihoods(
         )
     ]
     longest = max((len(continuation) for _, continuation in rows), default=1)
+    if longest > max_length:
+        raise DataError(
+            f"likelihoods: a continuation of {longest:,} tokens is not allowed; "
+            f"it takes up to the model's max_length = {max_length:,}"
+        )
     size = min(ROWS, max(1, LOGITS // (max(longest, 1) * tokenizer.vocab_size)))
     parts = (rows[first : first + size] for first in range(0, len(rows), size))
     shared = (sharing or Sharing()).each(parts, lambda part: score_rows(model, part))

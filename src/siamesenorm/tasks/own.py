@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from siamesenorm.data.batches import to_device
+from siamesenorm.data.packing import IGNORED
 from siamesenorm.data.seeding import seeded
 from siamesenorm.errors import DataError, FieldError
 from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Section, Task
@@ -169,17 +170,18 @@ class OwnTask(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, ranks: Ranks = ALONE) -> dict[str, float]:
-        """Means over the held-out batches, each by its rows."""
+        """Means over the held-out batches: each by its labels that count, or by its rows under a loss of one's own."""
         device = next(model.parameters()).device
         sums: dict[str, float] = {}
-        rows = 0
+        whole = 0
         for batch in self.source.held_out(self.batch_size):
-            moved = to_device(batch, device)
-            count = rows_of(batch)
-            for name, value in self.loss(model, {"batch": moved}).metrics.items():
+            count = rows_of(batch) if self.given.loss else int((inputs_and_labels(batch)[1] != IGNORED).sum())
+            if not count:
+                continue
+            for name, value in self.loss(model, {"batch": to_device(batch, device)}).metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * count
-            rows += count
-        return {name: total / max(rows, 1) for name, total in sums.items()}
+            whole += count
+        return {name: total / whole for name, total in sums.items()}
 
     def measures(self) -> Metrics:
         """The loss; what else a loss gives is known when it is asked."""
@@ -268,14 +270,7 @@ def kind_of(data: Any) -> str:
 
 def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     """Of what a model says of the labels: ``(inputs, labels)``, or a dictionary with input_ids and labels."""
-    if isinstance(batch, dict) and {"input_ids", "labels"} <= batch.keys():
-        batch = (batch["input_ids"], batch["labels"])
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise DataError("loss: the default one takes batches (inputs, labels); give loss= for others")
-    inputs, labels = batch
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
-        kind = f"tensor of {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise DataError(f"loss: the labels are a {kind}; the default loss takes whole numbers; give loss= for others")
+    inputs, labels = inputs_and_labels(batch)
     try:
         output = model(inputs)
     except IndexError as error:
@@ -297,6 +292,19 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
         raise DataError(
             f"data: {error} The model gives {scores.shape[-1]} scores; labels are 0 to {scores.shape[-1] - 1}, or -100"
         ) from None
+
+
+def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
+    """The two parts of a batch that the default loss takes."""
+    if isinstance(batch, dict) and {"input_ids", "labels"} <= batch.keys():
+        batch = (batch["input_ids"], batch["labels"])
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise DataError("loss: the default one takes batches (inputs, labels); give loss= for others")
+    inputs, labels = batch
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+        kind = f"tensor of {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise DataError(f"loss: the labels are a {kind}; the default loss takes whole numbers; give loss= for others")
+    return inputs, labels
 
 
 def name_of(function: Any) -> str:

@@ -8,6 +8,7 @@ bit: up to the decay both have the same learning rate. So many token budgets com
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,7 +21,8 @@ from siamesenorm.errors import ConfigError
 from siamesenorm.train.checkpoint.folder import RUN, CheckpointFolder
 from siamesenorm.train.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, check
 from siamesenorm.train.config import RunConfig
-from siamesenorm.train.folder import CHECKPOINTS, CONFIG, METRICS, RunFolder, read_lines
+from siamesenorm.train.facts import read_facts
+from siamesenorm.train.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RunFolder, read_lines
 from siamesenorm.train.recipes import parse_config
 from siamesenorm.train.schedule import decay_steps
 from siamesenorm.train.yaml import write_yaml
@@ -64,13 +66,17 @@ def new_run(
     """
     if os.path.lexists(place):
         raise ConfigError(f"{field}: {str(place)!r} is there already; it takes a new folder")
+    if place.resolve().is_relative_to(trunk.path.resolve()):  # nobody looks for runs inside of one
+        raise ConfigError.refused(field, place, f"it lies in the run {str(trunk)!r}, which stays as it is")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(place.parent, place.name) as scratch:
             checkpoint(scratch / CHECKPOINTS)
             lines = read_lines(trunk.path / METRICS)
             write_whole(scratch / METRICS, "".join(line for line, record in lines if record["step"] <= at))
-            for name, text in {**(beside or {}), CONFIG: write_yaml(config.as_dict())}.items():
+            known = {"data": read_facts(trunk.path).get("data", {})}  # it goes on with no other
+            texts = {**(beside or {}), CONFIG: write_yaml(config.as_dict()), FACTS: json.dumps(known, indent=1) + "\n"}
+            for name, text in texts.items():
                 write_whole(scratch / name, text)
             RunFolder(scratch).event(event, at, message)
             RunFolder(scratch).write_status("interrupted", step=at, steps=config.steps, message=message)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from siamesenorm.data.atomic import write_json
+from siamesenorm.errors import ConfigError
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.folder import FACTS, AsWritten, read_written
-from siamesenorm.train.provenance import origin
+from siamesenorm.train.provenance import data_hashes, origin
+
+log = logging.getLogger("siamesenorm")
 
 
 class Machine(AsWritten):
@@ -53,6 +59,18 @@ def read_facts(folder: Path) -> dict[str, Any]:
     return read_written(folder / FACTS, FactsFile) or {}
 
 
+def changed_data(folder: Path, hashes: Mapping[str, str]) -> list[str]:
+    """Names of data that are not what they were when a run learnt from them; hashes: what they are now."""
+    known: dict[str, str] = read_facts(folder).get("data", {})
+    return [name for name, digest in hashes.items() if known.get(name, digest) != digest]
+
+
+def warn_of_changed_data(folder: Path, config: RunConfig) -> None:
+    """Say which data are not what they were when a run was trained, before something is measured on them."""
+    for name in changed_data(folder, data_hashes(config)):
+        log.warning("%s: data %r is not what it was when the run was trained; numbers are of other data", folder, name)
+
+
 class Facts:
     """Counts what a run costs from here on, beyond what earlier parts of it have cost.
 
@@ -65,11 +83,22 @@ class Facts:
         self.began, self.before = time.process_time(), memory_now()
         self.earlier: dict[str, Any] = {}
 
+    @functools.cached_property
+    def origin(self) -> dict[str, Any]:
+        """Where the run comes from."""
+        return origin(self.config) if self.provenance is None else self.provenance
+
+    def check(self) -> None:
+        """Raise where data are not what an earlier part of the run has learnt from."""
+        for name in changed_data(self.folder, self.origin.get("data", {})):
+            raise ConfigError(
+                f"data: {name!r} is not what it was when this run began; bring it back, or begin anew with --restart"
+            )
+
     def begin(self, *, anew: bool = False) -> None:
         """Record where the run comes from; anew: what an earlier one has cost does not count."""
         self.earlier = {} if anew else read_facts(self.folder)
-        self.provenance = origin(self.config) if self.provenance is None else self.provenance
-        write_json(self.folder / FACTS, {**self.earlier, **self.provenance})
+        write_json(self.folder / FACTS, {**self.earlier, **self.origin})
 
     def end(self, **more: Any) -> None:
         """Add what it cost, and more."""
@@ -79,7 +108,7 @@ class Facts:
             "processor_seconds": round(spent + self.earlier.get("processor_seconds", 0.0), 3),
             "memory_bytes": max(memory, self.earlier.get("memory_bytes", 0)),
         }
-        write_json(self.folder / FACTS, {**self.earlier, **(self.provenance or {}), **cost, **more})
+        write_json(self.folder / FACTS, {**self.earlier, **self.origin, **cost, **more})
 
 
 def memory_peak() -> int:

@@ -30,6 +30,7 @@ from siamesenorm.train.checkpoint.store import Checkpoint, CheckpointStore
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.optimizer import build_optimizer
+from siamesenorm.train.parameters import choose_parameters, has_lora
 from siamesenorm.train.progress import check_progress
 from siamesenorm.train.recipes import parse_config
 
@@ -44,7 +45,7 @@ class LiveRun:
     model: LanguageModel
     optimizer: torch.optim.Optimizer
     averaged: dict[str, Tensor]
-    """Averaged weights, where the run has some, by the names of its parameters."""
+    """Averaged weights, where the run has some, by the names of the parameters that it trains."""
     progress: dict[str, Any]
 
     def averaged_model(self) -> LanguageModel:
@@ -52,7 +53,7 @@ class LiveRun:
         model = copy.deepcopy(self.model)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                parameter.copy_(self.averaged[name])
+                parameter.copy_(self.averaged.get(name, parameter))
         return model
 
     def go_on_as(
@@ -110,15 +111,19 @@ def open_live(run: Path | str, at: int | None = None) -> LiveRun:
     config = folder.config()
     if config.task != "language":
         raise ConfigError(f"run: {str(run)!r} is a run of {config.task}; it takes one of language")
+    if has_lora(config):
+        raise ConfigError.refused("run", run, "factors of LoRA go on in no other topology; finished, it has none")
     path, manifest = checkpoint_at(folder, at)
     model = LanguageModel(config.model, seed=0)  # type: ignore[arg-type]  # the task was checked
+    choose_parameters(model, config)
     optimizer = build_optimizer(model, config.optimizer)
     averaged: dict[str, Tensor] = {}
     if config.train.ema is not None:
-        averaged = {AVERAGED + name: p.detach().clone() for name, p in model.named_parameters()}
+        trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        averaged = {AVERAGED + name: p.detach().clone() for name, p in trained}
     store = CheckpointStore(path.parent, config.checkpoint.keep)
     state = {"model": model, "optimizer": optimizer, "tensors": averaged}
     progress = store.load(Checkpoint(path, manifest), state)
     check_progress(progress, path)
     plain = {name.removeprefix(AVERAGED): tensor for name, tensor in averaged.items()}
-    return LiveRun(folder, config, manifest.step, model, optimizer, plain, progress)
+    return LiveRun(folder, config, manifest.step, model.requires_grad_(True), optimizer, plain, progress)

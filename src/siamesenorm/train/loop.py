@@ -74,6 +74,8 @@ def train(
             if not there:
                 world.agree_with_main(lambda: stack.enter_context(run.locked()))
             facts = Facts(run.path, config, provenance, alone=alone)
+            if mode != "restart":
+                world.agree_with_main(facts.check)
             begun = config.train.init_from is None or (mode != "restart" and _has_checkpoint(run, world))
             starting = None if begun else world.agree(lambda: starting_weights(config, task))
             # finds what does not fit model or world, before anything is written

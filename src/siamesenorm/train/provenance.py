@@ -76,9 +76,17 @@ def data_hashes(config: RunConfig) -> dict[str, str]:
     return found
 
 
-@functools.lru_cache(maxsize=64)
 def hash_of(name: str) -> str | None:
     """Of an embedded corpus its texts, of a prepared folder its index, of a file its bytes, of a folder its listing."""
+    path = Path(name)
+    looked_at = path / INDEX if (path / INDEX).is_file() else path
+    state = looked_at.stat() if looked_at.exists() else None
+    return _hash_of(name, None if state is None else (state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=64)
+def _hash_of(name: str, state: tuple[int, int, int] | None) -> str | None:
+    """state: of the file or folder, so that a hash is that of what lies there now."""
     path = Path(name)
     if not path.exists():
         if name in (DIGITS, FASHION_MNIST):

@@ -30,7 +30,7 @@ from siamesenorm.lab.compare.own_model import check_own_models
 from siamesenorm.lab.compare.runner import DONE, CellProgress, plan
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import DECIDED_BY, LEAST
-from siamesenorm.train.facts import read_facts
+from siamesenorm.train.facts import changed_data
 from siamesenorm.train.parameters import share_of
 from siamesenorm.train.provenance import data_hashes, origin
 
@@ -183,11 +183,10 @@ def prepare_grid(
 def _check_kept(places: Sequence[CellProgress], hashes: dict[str, str]) -> None:
     """Raise if cells that are done have learnt from other data than there is now under the same names."""
     for progress in places:
-        for name, digest in read_facts(progress.folder).get("data", {}).items():
-            if hashes.get(name, digest) != digest:
-                raise ConfigError(
-                    f"data: {name!r} is not what it was when {progress.cell.name} was trained; give another --out"
-                )
+        for name in changed_data(progress.folder, hashes):
+            raise ConfigError(
+                f"data: {name!r} is not what it was when {progress.cell.name} was trained; give another --out"
+            )
 
 
 def _different_data(cells: Sequence[Cell]) -> list[Cell]:

@@ -16,7 +16,7 @@ from siamesenorm.lab.report.statistics import WORST, PairedComparison, SeedScore
 from siamesenorm.lab.study.cells import StudyCell, cells_of, counts_of, winner
 from siamesenorm.lab.study.law import Law, Speedup, fit_law, left_out, speedup
 from siamesenorm.lab.study.plan import LR, PlanFile, StudyPart, StudyPlan
-from siamesenorm.lab.study.record import Record
+from siamesenorm.lab.study.record import Record, placed
 
 FLOPS = 6
 """Of training, a parameter and token."""
@@ -132,11 +132,12 @@ def analyse_part(file: PlanFile, part: StudyPart, records: Mapping[str, Record])
     """Search, fresh seeds, sensitivity, stress and cost of every arm of a part."""
     plan = file.plan
     cells = cells_of(file, part, records)
-    known = [records[cell.key] for cell in cells if cell.key in records]
+    known = [placed(records[cell.key], cell) for cell in cells if cell.key in records]
     # rates that were chosen to be too low or too high say nothing of how bad a tuned run can be
     worst = worst_of([record for record in known if record.stage in ("search", "fresh")], plan.metric)
     names = plan.arms_of(part)
-    arms = [_arm(plan, arm, [cell for cell in cells if cell.arm == arm], records, worst) for arm in names]
+    best = {arm: winner([c for c in cells if (c.arm, c.stage) == (arm, "search")], records) for arm in names}
+    arms = [_arm(plan, arm, best[arm], [record for record in known if record.arm == arm], worst) for arm in names]
     compared = compared_with_baseline(plan, arms, worst)
     base = arms[0].step_costs
     found = [
@@ -164,15 +165,11 @@ def worst_of(records: Iterable[Record], metric: str) -> float | None:
     return min(known) if any(record.higher for record in records) else max(known)
 
 
-def _arm(
-    plan: StudyPlan, arm: str, cells: Sequence[StudyCell], records: Mapping[str, Record], worst: float | None
-) -> ArmResult:
+def _arm(plan: StudyPlan, arm: str, best: StudyCell | None, every: Sequence[Record], worst: float | None) -> ArmResult:
     by_stage: dict[str, list[Record]] = {}
-    for cell in cells:
-        if cell.key in records:
-            by_stage.setdefault(cell.stage, []).append(records[cell.key])
-    search, every = by_stage.get("search", []), [record for found in by_stage.values() for record in found]
-    best = winner([cell for cell in cells if cell.stage == "search"], records)
+    for record in every:
+        by_stage.setdefault(record.stage, []).append(record)
+    search = by_stage.get("search", [])
     at = {record.lr: record for record in by_stage.get("sensitivity", [])}
     wanted = () if plan.sensitivity is None else plan.sensitivity.rates
     tried = [at[rate] for rate in wanted if rate in at]

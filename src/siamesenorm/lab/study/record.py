@@ -35,6 +35,8 @@ TAIL = 99.9
 FIRST = 100
 """Steps in which no spikes are counted: half a window."""
 DIGITS = 6
+PLACE = ("corpus", "size", "optimizer", "arm", "topology", "stage", "number", "seed", "lr", "drawn", "factor")
+"""Fields of a record that say where it stands in the plan, as fields of a cell do."""
 LOOKED_AT = 1024
 """Tokens in which the largest activation is looked for."""
 PLAN_DIGITS = 12
@@ -130,18 +132,7 @@ def record_of(cell: StudyCell, folder: Path, metric: str, plan: str) -> Record:
     score = score if score is not None and math.isfinite(score) else None
     return Record(
         key=cell.key,
-        cell=cell.title,
-        corpus=cell.corpus,
-        size=cell.size,
-        optimizer=cell.optimizer,
-        arm=cell.arm,
-        topology=cell.topology,
-        stage=cell.stage,
-        number=cell.number,
-        seed=cell.seed,
-        lr=cell.lr,
-        drawn=cell.drawn,
-        factor=cell.factor,
+        **_place_of(cell),
         state=run.state if score is not None or run.state in WORST else "diverged",
         step=run.step,
         steps=cell.config.steps,
@@ -168,6 +159,15 @@ def record_of(cell: StudyCell, folder: Path, metric: str, plan: str) -> Record:
         data={Path(name).name if "/" in name else name: digest[:12] for name, digest in _data(run).items()},
         when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
     )
+
+
+def placed(record: Record, cell: StudyCell) -> Record:
+    """A record where the plan has its cell by now: the key says what was run, the plan what it is called and is for."""
+    return record.model_copy(update=_place_of(cell))
+
+
+def _place_of(cell: StudyCell) -> dict[str, Any]:
+    return {"cell": cell.title, **{name: getattr(cell, name) for name in PLACE}}
 
 
 def spikes_of(losses: Sequence[float | None]) -> float | None:
@@ -220,6 +220,22 @@ def read_ledger(folder: Path) -> dict[str, Record]:
             raise ConfigError(f"records: {str(folder / LEDGER)!r}, line {number}: is no JSON: {error}") from None
         found.setdefault(record.key, record)
     return found
+
+
+def check_scores(records: Mapping[str, Record], folder: Path, metric: str, higher: bool | None) -> None:
+    """Raise where a score is not the plan's metric, or points the other way; higher: whether more of it is better."""
+    for record in records.values():
+        if record.score is None:
+            continue
+        where, measured = f"records: {str(folder / LEDGER)!r}, {record.cell!r}", record.evaluation.get(metric)
+        if measured != record.score:
+            theirs = "which it has not" if measured is None else f"{measured:g}"
+            raise ConfigError(
+                f"{where}: score = {record.score:g} is not its {metric}, {theirs}; it takes the number that decides "
+                "in the plan, and a plan with another metric takes a new --out"
+            )
+        if higher is not None and record.higher != higher:
+            raise ConfigError.not_allowed(f"{where}: higher", record.higher, f"{higher}, as {metric} has it")
 
 
 def write_ledger(folder: Path, records: Mapping[str, Record]) -> None:

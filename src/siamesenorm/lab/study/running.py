@@ -26,7 +26,7 @@ from siamesenorm.lab.compare.preparation import check_measured
 from siamesenorm.lab.compare.runner import DONE, CellProgress, GridWatcher, plan
 from siamesenorm.lab.study.cells import Stage, StudyCell, cells_of, config_of, counts_of
 from siamesenorm.lab.study.plan import PlanFile, StudyPart, changes, read_plan
-from siamesenorm.lab.study.record import LEDGER, Record, merged, read_ledger, record_of, write_ledger
+from siamesenorm.lab.study.record import LEDGER, Record, check_scores, merged, read_ledger, record_of, write_ledger
 from siamesenorm.tasks import find_task
 from siamesenorm.train.provenance import data_hashes, origin
 
@@ -95,7 +95,7 @@ class Study:
 
     def read_again(self) -> None:
         """Take in what another process has left in the folder since; its records come first."""
-        self.records, _ = merged(read_ledger(self.folder), [self.records])
+        self.records, _ = merged(read_records(self.file, self.folder), [self.records])
         self.history = read_history(self.folder) or self.history
 
 
@@ -113,7 +113,16 @@ def open_study(path: Path | str, folder: Path | str) -> Study:
             config_of(file, part, first, search.run_seed, search.draw(number))
         for arm in others:
             config_of(file, part, arm, search.run_seed, search.draw(0))
-    return Study(Path(path), file, folder, read_ledger(folder), read_history(folder))
+    return Study(Path(path), file, folder, read_records(file, folder), read_history(folder))
+
+
+def read_records(file: PlanFile, folder: Path) -> dict[str, Record]:
+    """The records of a folder by key; raises where they are not of the metric that decides in a plan."""
+    plan, records = file.plan, read_ledger(folder)
+    task = find_task(config_of(file, plan.parts[0], plan.baseline, plan.search.run_seed, plan.search.draw(0)).task)
+    known = task.metric(plan.metric)
+    check_scores(records, folder, plan.metric, None if known is None else known.higher)
+    return records
 
 
 def check_cells(folder: Path) -> None:
@@ -333,7 +342,7 @@ def merge_records(study: Study, folders: Sequence[Path]) -> list[str]:
     for folder in folders:
         if not (folder / LEDGER).is_file():
             raise ConfigError(f"--merge: {str(folder)!r} has no {LEDGER}; it takes the results folder of a study")
-        ledgers.append(read_ledger(folder))
+        ledgers.append(read_records(study.file, folder))
     with begun(study):
         before = len(study.records)
         study.records, conflicts = merged(study.records, ledgers)

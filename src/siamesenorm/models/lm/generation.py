@@ -41,11 +41,11 @@ class Sampling:
 
     def choose(self, logits: Tensor, generator: torch.Generator | Sequence[torch.Generator] | None = None) -> Tensor:
         """Token ids (batch,) from logits (batch, vocabulary); drawn by one generator, or by one for each row."""
+        if not bool(logits.amax(-1).isfinite().all()):
+            raise FieldError("logits: the model's are not finite numbers, so that no token can be chosen by them")
         if self.temperature == 0:
             return logits.argmax(-1)
         probabilities = self.probabilities(logits)
-        if bool(probabilities.isnan().any()):
-            raise FieldError("logits: the model's are not finite numbers, so that nothing can be drawn from them")
         if generator is None or isinstance(generator, torch.Generator):
             return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
         sums = probabilities.double().cumsum(-1)

@@ -210,7 +210,9 @@ class LanguageModel(Stack[LMConfig]):
         if isinstance(keep, Tensor):
             hidden = hidden[:, keep]
         elif keep is not None:
-            hidden = hidden[:, hidden.shape[1] - keep :]
+            if keep < 0:
+                raise ValueError(f"logits_to_keep: {keep} is not allowed; it takes 0 or more, or indices")
+            hidden = hidden[:, -keep:] if keep else hidden[:, :0]
         hidden = self.for_head(hidden)
         return self.project(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
 
