@@ -153,7 +153,7 @@ SERVED = {
     "pipeline": "plugin, PP = 2",
     "compiled": "plugin, compiled",
     "compiled pipeline": "plugin, PP = 2, compiled",
-    "server": "plugin, `vllm serve` and `openai`",
+    "server": "plugin, server and `openai`",
 }
 
 

@@ -102,6 +102,7 @@ def environment(folder: Path) -> Path:
     python, ready, ours = folder / "bin" / "python", folder / "versions.txt", folder / "source.txt"
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     if not ready.exists() or ready.read_text() != "\n".join(VERSIONS):
+        print(f"{folder}: made now, some 4 GB: {', '.join(VERSIONS)}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         subprocess.run([*pip, "install", "-q", *VERSIONS], check=True)
         subprocess.run([*pip, "uninstall", "-q", "-y", *UNLOADABLE], check=True)

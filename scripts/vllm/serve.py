@@ -98,7 +98,7 @@ def server(folder: Path, answers: list[dict[str, Any]]) -> dict[str, Any]:
     port = free_port()
     options = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "128"]
     module = "vllm.entrypoints.openai.api_server"
-    command = [sys.executable, "-m", module, "--model", str(folder), *options, "--enforce-eager"]
+    command = [sys.executable, "-m", module, "--model", str(folder), *options]
     said = tempfile.TemporaryFile("w+")  # noqa: SIM115
     process = subprocess.Popen(command, stdout=said, stderr=said, text=True)
     try:

@@ -22,7 +22,7 @@ from siamesenorm.interop.gguf.reader import GgufFile
 from siamesenorm.interop.gguf.tokenizer import CUTS, read_tokenizer, tokenizer_metadata
 from siamesenorm.interop.huggingface.tokenizer import as_fast
 from siamesenorm.interop.pretrained.stock_config import differences
-from siamesenorm.models.lm import LanguageModel
+from siamesenorm.models.lm import LanguageModel, LMConfig
 from siamesenorm.train.init_from import starting_weights
 from siamesenorm.train.recipes import resolve
 
@@ -213,10 +213,20 @@ def test_transformers_reads_what_is_written(changes, tmp_path):
             assert far(loaded(IDS).logits, theirs(IDS).logits) < 1e-5
 
 
+def test_factors_of_a_parametrization_go_into_the_file(tmp_path):
+    pytest.importorskip("gguf")
+    scaled = {"parametrization": "completep", "base_width": 16, "base_depth": 2}
+    model = LanguageModel(LMConfig(vocab_size=61, dim=32, blocks=3, heads=4, ffn_dim=40, topology="pre", **scaled))
+    export_gguf(model.eval(), tmp_path / "model.gguf")
+    with torch.no_grad():
+        assert far(pretrained.load(tmp_path / "model.gguf").eval()(IDS).logits, model(IDS).logits) < 1e-5
+
+
 def test_what_gguf_cannot_carry_is_named(tmp_path):
     pytest.importorskip("gguf")
     gemma = pretrained.load(saved(their_model("gemma2"), tmp_path / "theirs"))
-    with pytest.raises(InteropError, match="cannot be carried by gguf, which takes models that are llama, qwen2"):
+    refused = r"topology = 'sandwich' cannot be carried by llama, .* can be gemma2; gguf takes models that are llama"
+    with pytest.raises(InteropError, match=refused):
         export_gguf(gemma, tmp_path / "model.gguf")
     model = pretrained.load(saved(llama(vocab_size=300), tmp_path / "llama"))
     with pytest.raises(InteropError, match="this tokenizer cannot be carried by gguf"):

@@ -86,6 +86,10 @@ def test_factors_of_a_parametrization_go_into_the_weights(name, tmp_path):
         ({"topology": "pre", "qk_norm": "head"}, "llama", "by llama, which has 'none'; it can be qwen3"),
         ({"topology": "pre", "window": 9}, "llama", "window = 9 cannot be carried by llama, which has None"),
         ({"topology": "pre", "qk_norm": "head", "bias": True}, "qwen3", "ffn.up.bias cannot be carried by qwen3"),
+        ({"topology": "pre", "window": 9}, "gemma2", "which has 'sandwich'; it can be mistral"),
+        ({"topology": "pre"}, "mixtral", "moe = None cannot be carried by mixtral"),
+        ({"topology": "pre"}, "gpt2", "the model cannot be carried by gpt2, which refuses it: activation_function"),
+        ({"topology": "pre", "bias": True}, "gemma2", "it can be llama"),
         ({"topology": "pre"}, "bert", "'bert' is not allowed; it takes one of llama"),
     ],
 )  # fmt: skip

@@ -22,8 +22,7 @@ from siamesenorm.interop.gguf.translation import (
     file_name,
     permuted_rows,
 )
-from siamesenorm.interop.pretrained.stock import stock_model
-from siamesenorm.interop.pretrained.stock_config import attempt
+from siamesenorm.interop.pretrained.stock import can_carry, stock_model
 from siamesenorm.models.lm import LanguageModel
 from siamesenorm.version import __version__
 
@@ -43,14 +42,11 @@ def export_gguf(
 
     from siamesenorm.interop.huggingface.tokenizer import for_transformers
 
-    name = next((name for name, theirs in ARCHITECTURES.items() if not attempt(model.config, theirs)[1]), None)
-    if name is None:
-        lost = attempt(model.config, "llama")[1][0]
-        raise InteropError(
-            f"--to: {lost[0]} = {lost[1]!r} cannot be carried by gguf, which takes models that are "
-            f"{', '.join(ARCHITECTURES)}; hf carries every model"
-        )
-    theirs, tensors = stock_model(model, ARCHITECTURES[name], dtype)
+    name = next((name for name, theirs in ARCHITECTURES.items() if can_carry(model, theirs)), "llama")
+    try:
+        theirs, tensors = stock_model(model, ARCHITECTURES[name], dtype)
+    except InteropError as error:
+        raise InteropError(f"{error}; gguf takes models that are {', '.join(ARCHITECTURES)}") from None
     metadata: dict[str, Any] = {MARK: __version__, f"{gguf.Keys.Tokenizer.MODEL}": "none"}
     reading = None if tokenizer is None else for_transformers(tokenizer, theirs.vocab_size)
     for field in SPECIAL if reading is not None else ():

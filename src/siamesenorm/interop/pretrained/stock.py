@@ -72,17 +72,37 @@ def stock_model(
 
     if model_type not in ARCHITECTURES:
         raise InteropError.not_allowed("--to", model_type, ARCHITECTURES)
+    try:
+        theirs, targets, state = carried(model, model_type)
+    except InteropError as error:
+        fitting = [name for name in ARCHITECTURES if name != model_type and can_carry(model, name)]
+        instead = f"it can be {' or '.join(fitting)}" if fitting else "hf carries every model"
+        raise InteropError(f"{error}; {instead}") from None
+    dtype = dtype or state["embedding.weight"].dtype
+    theirs.architectures, theirs.dtype = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]], dtype
+    taken = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in each_once(targets, state)}
+    return theirs, taken
+
+
+def carried(model: LanguageModel, model_type: str) -> tuple[Any, Targets, dict[str, Tensor]]:
+    """Their configuration, where their tensors lie in ours, and ours; raises where there is no place for something."""
     kind = architecture_of(model_type)
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     config, state = standard_parametrization(model.config, state)
     config, state = scaled_embedding(config, state, math.sqrt(config.dim) if kind.plus_one else 1.0)
     theirs = stock_config(config, model_type)
-    dtype = dtype or state["embedding.weight"].dtype
-    theirs.architectures, theirs.dtype = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]], dtype
     targets = targets_of(config, kind, theirs)
     check_nothing_is_left(targets, state, model_type)
-    taken = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in each_once(targets, state)}
-    return theirs, taken
+    return theirs, targets, state
+
+
+def can_carry(model: LanguageModel, model_type: str) -> bool:
+    """Whether a model is of this architecture."""
+    try:
+        carried(model, model_type)
+    except InteropError:
+        return False
+    return True
 
 
 def standard_parametrization(c: LMConfig, state: dict[str, Tensor]) -> tuple[LMConfig, dict[str, Tensor]]:

@@ -39,20 +39,15 @@ DERIVED = {
 
 
 def stock_config(config: LMConfig, model_type: str) -> Any:
-    """Their configuration of our model; raises where the architecture cannot carry it, with what does."""
+    """Their configuration of our model; raises where the architecture cannot carry it."""
     made, lost = attempt(config, model_type)
-    if lost:
-        fitting = [name for name in ARCHITECTURES if not attempt(config, name)[1]]
-        name, ours, theirs = lost[0]
-        instead = f"it can be {' or '.join(fitting)}" if fitting else "hf carries every model"
-        raise InteropError(
-            f"--to: {name} = {ours!r} cannot be carried by {model_type}, which has {theirs!r}; {instead}"
-        )
+    if lost is not None:
+        raise InteropError(f"--to: {lost[0]} cannot be carried by {model_type}, which {lost[1]}")
     return made
 
 
-def attempt(config: LMConfig, model_type: str) -> tuple[Any, list[tuple[str, Any, Any]]]:
-    """Their configuration, and the fields of ours that it cannot carry: name, our value, what they have."""
+def attempt(config: LMConfig, model_type: str) -> tuple[Any, tuple[str, str] | None]:
+    """Their configuration, and what of ours it cannot carry: the first field with its value, and what they have."""
     from transformers import CONFIG_MAPPING
 
     kind, kind_class = ARCHITECTURES[model_type], CONFIG_MAPPING[model_type]
@@ -63,13 +58,14 @@ def attempt(config: LMConfig, model_type: str) -> tuple[Any, list[tuple[str, Any
             made = kind_class(**{names.get(name, name): value for name, value in fields})
             again = read_config(made, kind)
     except Exception as error:  # their checks raise in kinds of their own
-        return None, [("topology", config.topology, reason_of(error))]
-    return made, list(differences(config, again))
+        return None, ("the model", f"refuses it: {reason_of(error).removeprefix('source: ')}")
+    lost = next(differences(config, again), None)
+    return made, None if lost is None else (f"{lost[0]} = {lost[1]!r}", f"has {lost[2]!r}")
 
 
 def differences(ours: LMConfig, theirs: LMConfig) -> Iterator[tuple[str, Any, Any]]:
     """Fields in which two configurations compute differently."""
-    for name in LMConfig.model_fields:
+    for name in ("topology", "moe", *LMConfig.model_fields):  # what kind of model it is comes first
         if name in TRAINING:
             continue
         one, other = (DERIVED[name](c) if name in DERIVED else getattr(c, name) for c in (ours, theirs))
