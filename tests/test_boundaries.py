@@ -33,7 +33,7 @@ READERS = {
         "data/images/cifar.py": "a format of its own, whose size is that of its file",
     },
     "zipfile.ZipFile": {"data/arrays.py": "the boundary", "lab/sample_files.py": "written, not read"},
-    "safe_open": {"data/tensors.py": "the boundary", "train/trained.py": "whether a header is ours, any error is a no"},
+    "safe_open": {"data/tensors.py": "the boundary"},
     "load_file": {},
     "torch.load": {"tasks/fidelity/inception_weights.py": "the published file of weights is a pickle; weights_only"},
     "read_text": {

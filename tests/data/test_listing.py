@@ -31,7 +31,7 @@ READERS = {
     "tokens": open_tokens,
     "pictures": open_pictures,
     "runs": lambda folder: find_runs([folder]),
-    "hashes": lambda folder: hash_of.__wrapped__(str(folder)),
+    "hashes": lambda folder: hash_of(str(folder)),
     "files": files_below,
 }
 
