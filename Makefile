@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-portable test-lowest test-vllm test-torchtitan lint docs site clean
+.PHONY: help demo test pytest test-portable test-lowest test-vllm test-torchtitan lint docs site clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 21
@@ -20,7 +20,10 @@ demo: $(READY) ## compare pre, post and siamese on an embedded corpus: about fiv
 	$(BIN)/siamesenorm topologies
 	$(BIN)/siamesenorm compare
 
-test: lint ## lint, types and all tests
+test: $(READY) ## lint, types and all tests, side by side
+	@$(MAKE) --no-print-directory -j 2 pytest lint
+
+pytest: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-portable: $(READY) ## the tests of numbers again, as CPUs with other instructions compute them
