@@ -150,9 +150,9 @@ def test_a_run_that_ends_before_its_steps_is_not_finished(tmp_path):
     recorded(tmp_path / "whole", seed=1, known=8)
     found = siamesenorm.report(tmp_path)
     assert found.records.unfinished == ("short",)
-    with (
-        pytest.raises(ConfigError, match=r"at: 9 is not allowed; it takes a step up to steps = 8"),
-        siamesenorm.record(tmp_path / "long", topology="pre", lr=1e-3, steps=8) as run,
-    ):
-        run.step(loss=1.0, at=8)
+    run = siamesenorm.record(tmp_path / "long", topology="pre", lr=1e-3, steps=8).start()
+    run.step(loss=1.0, at=8)
+    with pytest.raises(ConfigError, match=r"at: 9 is not allowed; it takes a step up to steps = 8"):
         run.step(loss=1.0)
+    run.end()
+    assert status(run.folder)["state"] == "finished"
