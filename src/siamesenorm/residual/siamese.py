@@ -290,7 +290,7 @@ class FusedStep(Step):
 
     @staticmethod
     def _held(pair: PairLink) -> list[tuple[dict[str, Any], str, nn.Module | None, type]]:
-        """What a pair and its parts are made of now: dictionaries of modules, names in them, who is there, its class."""
+        """What a pair and its parts are made of: dictionaries of modules, names in them, who is there and its class."""
         links: tuple[Any, ...] = pair, pair.x, pair.y
         names = [("x", "y", "input_norm"), ("norm",), ("norm",)]
         return [
