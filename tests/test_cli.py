@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from siamesenorm import Residual, TopologyError, catalogue
 from siamesenorm.cli import app, main
+from siamesenorm.errors import InputError
 from siamesenorm.interrupts import loading
 from siamesenorm.residual import TOPOLOGIES, parse_topology
 from siamesenorm.train.config import OptimizerConfig
@@ -228,6 +229,14 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(arguments, capsys):
 def test_no_suggestion_where_nothing_is_near(capsys):
     main(["topologies", "zzzzzz"])
     assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_suggestion_is_a_value_and_stands_at_the_end():
+    assert str(InputError.not_allowed("-o", "afolder", "a new folder")).endswith("it takes a new folder")
+    error = InputError.not_allowed("kind", "swiglo", ("swiglu", "gelu"))
+    assert str(error).endswith("; did you mean swiglu?")
+    nested = str(InputError(f"{error.sentence}; others carry it"))
+    assert nested.endswith("; others carry it; did you mean swiglu?")
 
 
 def test_only_the_librarys_own_errors_are_bad_input(monkeypatch):

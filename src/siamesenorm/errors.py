@@ -70,9 +70,13 @@ class InputError(ValueError):
         except ImportError as error:
             raise cls.missing_package(what, error.name or package, extra) from None
 
+    @property
+    def sentence(self) -> str:
+        """What is wrong without what was probably meant, for a sentence that goes on."""
+        return super().__str__()
+
     def __str__(self) -> str:
-        message = super().__str__()
-        return message + suggestion(message)
+        return self.sentence + suggestion(self.sentence)
 
 
 class TopologyError(InputError):
@@ -138,7 +142,8 @@ def suggestion(message: str) -> str:
         return ""
     allowed = "names: |kinds: |options are |fields are |takes one of |takes "
     found = re.search(rf"'([^']+)'.*; .*?(?:{allowed})(.+)$", message)
-    near = difflib.get_close_matches(found[1].lower(), found[2].split(", "), n=1) if found else []
+    values = [word for word in found[2].split(", ") if " " not in word] if found else []  # others describe what to give
+    near = difflib.get_close_matches(found[1].lower(), values, n=1) if found else []
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -90,6 +90,7 @@ def test_factors_of_a_parametrization_go_into_the_weights(name, tmp_path):
         ({"topology": "pre"}, "mixtral", "moe = None cannot be carried by mixtral"),
         ({"topology": "pre"}, "gpt2", "the model cannot be carried by gpt2, which refuses it: activation_function"),
         ({"topology": "pre", "bias": True}, "gemma2", "it can be llama"),
+        ({"topology": "pre", "activation": "gelu"}, "llama", "gelu_pytorch_tanh, gelu_new; hf carries every model"),
         ({"topology": "pre"}, "bert", "'bert' is not allowed; it takes one of llama"),
     ],
 )  # fmt: skip

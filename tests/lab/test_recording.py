@@ -13,8 +13,8 @@ from siamesenorm.errors import ConfigError
 from siamesenorm.train.folder import read_metrics
 
 
-def recorded(folder, topology="pre", seed=0, ends=1.0, steps=8, **more):
-    with siamesenorm.record(folder, topology=topology, lr=1e-3, seed=seed, tokens=8192, **more) as run:
+def recorded(folder, topology="pre", seed=0, ends=1.0, steps=8, known=None, **more):
+    with siamesenorm.record(folder, topology=topology, lr=1e-3, seed=seed, tokens=8192, steps=known, **more) as run:
         for step in range(steps):
             run.step(loss=3 - (3 - ends) * (step + 1) / steps, grad_norm=1.0)
         run.evaluate(loss=ends)
@@ -141,3 +141,18 @@ def test_the_trainer_of_transformers_is_recorded(tmp_path):
     assert (run.topology, run.lr, run.seed, run.state, run.step) == ("pre", 1e-2, 3, "finished", 4)
     assert [step for step, _ in run.curve] == [2, 4]
     assert run.evaluation["loss"] > 0
+
+
+def test_a_run_that_ends_before_its_steps_is_not_finished(tmp_path):
+    run = recorded(tmp_path / "short", steps=5, **{"known": 8})
+    assert status(run.folder)["state"] == "interrupted"
+    assert status(run.folder)["message"] == "ended at step 5 of steps = 8"
+    recorded(tmp_path / "whole", seed=1, known=8)
+    found = siamesenorm.report(tmp_path)
+    assert found.records.unfinished == ("short",)
+    run = siamesenorm.record(tmp_path / "long", topology="pre", lr=1e-3, steps=8).start()
+    run.step(loss=1.0, at=8)
+    with pytest.raises(ConfigError, match=r"at: 9 is not allowed; it takes a step up to steps = 8"):
+        run.step(loss=1.0)
+    run.end()
+    assert status(run.folder)["state"] == "finished"

@@ -192,3 +192,26 @@ def test_a_thinned_curve_keeps_means_and_its_last_step():
     assert few[0] == (10, 5.5)
     assert few[-1][0] == 1000
     assert thinned(points[:7], 100) == points[:7]
+
+
+def test_runs_of_other_first_weights_under_one_name_are_kept_apart(tmp_path):
+    for name, digest, seed in (("one", "aa", 0), ("two", "bb", 0), ("three", "aa", 1)):
+        facts = {**FACTS, "init_from_sha256": digest * 32}
+        place = "/there/run" if name != "three" else "/elsewhere/copy"
+        write_run(tmp_path / name, seed=seed, overrides=(f"init_from={place}",), facts=facts)
+    records = read_records(find_runs([tmp_path]))
+    assert len(records.runs) == 3
+    assert sorted(records.groups) == ["init_from=run@aaaaaaaa", "init_from=run@bbbbbbbb"]
+    assert {run.seed: records.setting(run) for run in records.runs if run.folder.parent.name != "two"} == dict.fromkeys(
+        (0, 1), "init_from=run@aaaaaaaa"
+    )
+
+
+def test_evaluations_before_the_end_are_named(tmp_path):
+    for seed, step in ((0, 20), (1, 40)):
+        folder = write_run(tmp_path, seed=seed)
+        with open(folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": step, "evaluation": {"loss": 2.0}}) + "\n")
+    (told,) = notes(read_records(find_runs([tmp_path])))
+    assert told.startswith("1 runs were last evaluated before their end: ")
+    assert told.endswith("(at 20 of 40)")

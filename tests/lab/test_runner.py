@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from siamesenorm.lab.compare.preparation import OneComparison, Prepared, prepare
 from siamesenorm.lab.compare.runner import GridWatcher, LocalEngine, plan
 from siamesenorm.lab.report.records import read_records
 from siamesenorm.train.folder import read_metrics
+from siamesenorm.train.loop import train
+from siamesenorm.train.recipes import resolve
 
 TINY = (
     "model.dim=16",
@@ -345,3 +348,19 @@ def test_the_threads_of_a_cell_are_what_omp_num_threads_says(monkeypatch, asked,
     engine = local_engine()
     assert (engine.threads, engine.jobs) == (threads, jobs)
     assert local_engine(2).threads == (int(asked.partition(",")[0]) if asked in ("1", "4", "3,2", "16") else 4)
+
+
+def test_cells_of_other_first_weights_are_not_mixed(tmp_path):
+    """A run that is trained again between two calls has other weights under the same name."""
+    source = tmp_path / "source"
+    train(resolve("lm-tiny", [*TINY, "topology=pre"]), source)
+    grid = partial(tiny_grid, f"train.init_from={source}", topologies=("pre",))
+    prepared = prepare_grid(grid(), tmp_path / "out")
+    (place,) = prepared.plan
+    train(place.cell.config, place.folder)
+    assert len(prepare_grid(grid(seeds=(0, 1)), tmp_path / "out").plan) == 2
+    train(resolve("lm-tiny", [*TINY, "topology=pre", "seed=7"]), source, mode="restart")
+    before = (tmp_path / "out" / "grid.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"train.init_from: .* is not what it was when .* began; give another --out"):
+        prepare_grid(grid(seeds=(0, 1, 2)), tmp_path / "out")
+    assert (tmp_path / "out" / "grid.json").read_bytes() == before

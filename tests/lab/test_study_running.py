@@ -360,3 +360,14 @@ def test_what_a_plan_draws_and_a_folder_of_runs_that_is_none_are_refused_before_
         said = one_sentence(["study", *(str(tmp_path / part) if part[0] != "-" else part for part in command)], capsys)
         assert words in said
         assert sorted(tmp_path.iterdir()) == before
+
+
+def test_two_records_of_one_run_are_refused_where_they_differ(first, tmp_path):
+    folder, *_ = first
+    record = next(iter(read_ledger(folder / "results").values()))
+    lines = [json.dumps(r.model_dump(mode="json")) for r in (record, record.model_copy(update={"first_loss": 9.0}))]
+    (tmp_path / LEDGER).write_text("\n".join([lines[0], lines[0]]) + "\n")
+    assert read_ledger(tmp_path) == {record.key: record}  # said twice, but the same
+    (tmp_path / LEDGER).write_text("\n".join([lines[0], "", lines[1]]) + "\n")
+    with pytest.raises(ConfigError, match=r"lines 1 and 3: both are '.*' and say different things"):
+        read_ledger(tmp_path)

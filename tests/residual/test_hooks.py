@@ -65,6 +65,19 @@ def replaced(topology, make_norm):
 
 
 @every_row
+def test_norms_that_change_their_class_are_called(row):
+    """As libraries do that give every module of a kind another forward in its place."""
+    topology, sublayers, x = stack(row)
+    topology(x, sublayers)
+    norms = [module for module in topology.modules() if type(module) is RMSNorm]
+    for norm in norms:
+        norm.__class__ = Louder
+    CALLS.clear()
+    topology(x, sublayers)
+    assert {id(norm): 1 for norm in norms} == CALLS
+
+
+@every_row
 def test_a_norm_put_in_the_place_of_another_is_called(row):
     def louder(norm):
         other = Louder(norm.dim, norm.eps, affine=norm.weight is not None)

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from siamesenorm.errors import ConfigError
+from siamesenorm.train.branching import branch
+from siamesenorm.train.facts import read_facts
 from siamesenorm.train.folder import RunFolder
 from siamesenorm.train.init_from import resized
 from siamesenorm.train.loop import train
@@ -100,3 +102,45 @@ def test_the_model_is_taken_from_there_but_for_overrides(source, tmp_path):
     assert resolve(str(tmp_path / "run")).model == taken.model
     with pytest.raises(ConfigError, match="takes false unless"):
         tiny("init_model=true")
+
+
+def start_of(folder):
+    return read_facts(folder).get("init_from_sha256")
+
+
+def test_the_weights_begun_with_are_recorded_by_their_content(source, tmp_path):
+    """A run, its exported file and the run trained anew have one path or several, and content of their own."""
+    file = tmp_path / "weights.safetensors"
+    save_stored(open_stored(source), file)
+    places = {"run": source, "file": file}
+    for name, place in places.items():
+        train(tiny(*STILL, "topology=pre", f"init_from={place}", "schedule.kind=constant"), tmp_path / name)
+    (start,) = {start_of(tmp_path / name) for name in places}
+    assert len(start) == 64
+    branch(tmp_path / "run", 1, 1, tmp_path / "branch")
+    assert start_of(tmp_path / "branch") == start
+    again = shutil.copytree(source, tmp_path / "again")
+    train(tiny("steps=2", "warmup=0", "topology=pre", "seed=9"), again, mode="restart")
+    config = tiny(*STILL, "topology=pre", f"init_from={again}")
+    train(config, tmp_path / "other")
+    assert start_of(tmp_path / "other") not in (start, None)
+    shutil.rmtree(again)
+    shutil.copytree(source, again)
+    train(config, tmp_path / "other", mode="restart")
+    assert start_of(tmp_path / "other") == start
+    train(tiny(*STILL, "topology=pre"), tmp_path / "other", mode="restart")
+    assert start_of(tmp_path / "other") is None
+
+
+def test_a_diffusion_that_goes_on_with_another_process_says_so(tmp_path):
+    small = ["dim=16", "blocks=1", "heads=2", "steps=1", "warmup=0", "train.batch_size=4", "evaluation.every=null"]
+    first = resolve("dit-digits", [*small, "diffusion.schedule=linear"])
+    train(first, tmp_path / "first")
+    save_stored(open_stored(tmp_path / "first"), tmp_path / "file.safetensors")
+    for number, place in enumerate((tmp_path / "first", tmp_path / "file.safetensors")):
+        folder = tmp_path / str(number)
+        train(resolve("dit-digits", [*small, "diffusion.schedule=cosine", f"init_from={place}"]), folder)
+        events = (folder / "events.jsonl").read_text()
+        assert "were trained with diffusion.schedule = linear; this run goes on with cosine" in events
+    train(resolve("dit-digits", [*small, "diffusion.schedule=linear", f"init_from={place}"]), tmp_path / "same")
+    assert "were trained with" not in (tmp_path / "same" / "events.jsonl").read_text()

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 from tests.commands.refusals import one_sentence
@@ -16,6 +17,7 @@ from siamesenorm.train.fields import fields_of
 from siamesenorm.train.folder import LOCK, RunFolder
 from siamesenorm.train.loop import Loop, train
 from siamesenorm.train.progress import RunProgress
+from siamesenorm.train.provenance import hash_of
 from siamesenorm.train.recipes import config_class, parse_config, resolve
 from siamesenorm.train.resuming import changes, refused_change
 from siamesenorm.train.schedule import lr_factor
@@ -237,3 +239,37 @@ def test_a_run_and_its_branches_go_on_with_no_other_data_and_are_not_measured_on
     assert f"data {str(text)!r} is not what it was when the run was trained" in caplog.text
     assert train(tiny(*made), run, mode="restart").state == "finished"  # anew it may learn what it likes
     assert train(tiny(*made), run, at=6).state == "finished"
+
+
+def test_a_run_inside_of_a_run_is_refused(tmp_path, capsys):
+    """Neither `runs` nor `report` would look for it there."""
+    run = tmp_path / "run"
+    train(tiny("steps=1", "warmup=0"), run)
+    before = contents(tmp_path)
+    for inner in ("inner", "deep/er"):
+        heard = one_sentence(["train", "lm-tiny", "--run", str(run / inner)], capsys)
+        assert f"run: {str(run / inner)!r} is not allowed; it lies in the run {str(run)!r}" in heard
+    assert contents(tmp_path) == before
+    (tmp_path / "config.yaml").write_text("mine: 1\n")
+    assert train(tiny("steps=1", "warmup=0"), tmp_path / "beside").state == "finished"  # that file is no run's
+
+
+def test_what_is_only_trained_on_is_not_read_to_evaluate(tmp_path, capsys, caplog, monkeypatch):
+    """Training data may be terabytes; held-out data are looked at, by `inspect` as by `evaluate`."""
+    read = []
+    monkeypatch.setattr("siamesenorm.train.provenance.hash_of", lambda name: read.append(name) or hash_of(name))
+    held_out, array = tmp_path / "held_out.txt", tmp_path / "tokens.npy"
+    held_out.write_text("".join(f"line {number}\n" for number in range(900)))
+    np.save(array, np.arange(4096, dtype=np.uint16) % 250)
+    made = [f"data.train={array}", f"data.validation=[{held_out}]", "evaluation.every=6"]
+    assert train(tiny(*made), tmp_path / "run").state == "finished"
+    assert str(array) in read
+    for command in ("evaluate", "inspect"):
+        read.clear()
+        caplog.clear()
+        held_out.write_text(held_out.read_text().upper() + ".")
+        assert main([command, str(tmp_path / "run")]) == 0
+        assert str(held_out) in read
+        assert str(array) not in read
+        assert f"data {str(held_out)!r} is not what it was when the run was trained" in caplog.text
+    capsys.readouterr()

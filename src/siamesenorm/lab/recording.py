@@ -54,7 +54,8 @@ def record(
             run.evaluate(loss=held_out_loss)
 
     topology, lr, seed: its place among the others; runs of the same seed are taken for pairs.
-    steps: how many there will be, where that is known. batch_size: samples of each.
+    steps: how many there will be, where that is known; a run that ends before counts as interrupted.
+    batch_size: samples of each.
     tokens or samples: how many of them `evaluate` measures on.
     data: the name of what it learnt from; a file or folder is recorded with its hash.
     chance_loss: the loss of knowing nothing of the input; a run that stays there has learnt nothing.
@@ -146,6 +147,8 @@ class Recording:
         number = self.number + 1 if at is None else at
         if number <= self.number:
             raise ConfigError.not_allowed("at", number, f"a step behind {self.number}")
+        if self.known_steps and number > self.config.steps:
+            raise ConfigError.not_allowed("at", number, f"a step up to steps = {self.config.steps}")
         taken, spent = number - self.number, now - self.moment
         found = {name: as_number(name, value) for name, value in {"loss": loss, **numbers}.items()}
         self.number, self.loss, self.moment = number, found.pop("loss"), now
@@ -178,13 +181,16 @@ class Recording:
             return
         if state is None and not self.reason and self.number and not math.isfinite(self.loss):
             self.reason = f"the loss is {self.loss}"
-        ended: State = state or ("diverged" if self.reason else "finished")
+        early = self.known_steps and self.number < self.config.steps
+        ended: State = state or ("diverged" if self.reason else "interrupted" if early else "finished")
         if not self.known_steps and self.number:
             self.values["train"]["steps"] = self.number
             self.config = parse_config(self.values)
             self.run.begin(self.config, "auto")
         if ended == "diverged":
             message = f"diverged at step {self.number}: {self.reason}"
+        if ended == "interrupted" and not message:
+            message = f"ended at step {self.number} of steps = {self.config.steps}"
         self.message = message or f"{ended} at step {self.number}"
         self._status(ended, message=self.message)
         self.facts.end(chance_loss=self.status["chance_loss"])

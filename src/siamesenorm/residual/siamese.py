@@ -289,20 +289,20 @@ class FusedStep(Step):
         return (x, y), h
 
     @staticmethod
-    def _held(pair: PairLink) -> list[tuple[dict[str, Any], str, nn.Module | None]]:
-        """What a pair and its parts are made of now: dictionaries of modules, names in them, and who is there."""
+    def _held(pair: PairLink) -> list[tuple[dict[str, Any], str, nn.Module | None, type]]:
+        """What a pair and its parts are made of: dictionaries of modules, names in them, who is there and its class."""
         links: tuple[Any, ...] = pair, pair.x, pair.y
         names = [("x", "y", "input_norm"), ("norm",), ("norm",)]
         return [
-            (link._modules, name, link._modules.get(name))
+            (link._modules, name, link._modules.get(name), type(link._modules.get(name)))
             for link, here in zip(links, names, strict=True)
             for name in here
         ]
 
     def seen(self) -> bool:
         """Whether a norm or a link that the operator would bypass has hooks or was exchanged."""
-        for modules, name, module in self.held:
-            if modules.get(name) is not module:
+        for modules, name, module, kind in self.held:
+            if modules.get(name) is not module or type(module) is not kind:
                 return True
         for link in self.writing:
             if "write" in link.__dict__:

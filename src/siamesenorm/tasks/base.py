@@ -204,6 +204,11 @@ class Task(ABC):
         return cls(config.model_copy(update={"evaluation": evaluation}))
 
     @classmethod
+    def only_trained_on(cls, config: Any) -> set[str]:
+        """Names in the data section that an evaluation does not read."""
+        return set()
+
+    @classmethod
     def header(cls, config: Any, folder: Path) -> dict[str, str]:
         """What an exported file of weights says beside the model's configuration."""
         return {}

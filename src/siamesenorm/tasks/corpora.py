@@ -67,12 +67,19 @@ def open_corpus(name: str, data: TextDataConfig, split: str) -> Tokens:
     return open_tokens(name, split=split, dtype=data.dtype, eos_id=data.eos_id)
 
 
+def held_out_names(data: TextDataConfig) -> list[str]:
+    """Corpora to evaluate on; training corpora that are arrays hold out nothing."""
+    if data.validation is not None:
+        return list(data.validation)
+    return [name for name in data.train if is_embedded(name) or is_prepared(name) or is_plain_text(name)]
+
+
 def open_held_out(data: TextDataConfig) -> list[Tokens]:
     """Texts to evaluate on: those named, or what the training corpora hold out."""
+    opened = (open_corpus(name, data, "validation") for name in held_out_names(data))
     if data.validation is not None:
-        return [open_corpus(name, data, "validation") for name in data.validation]
-    own = [name for name in data.train if is_embedded(name) or is_prepared(name) or is_plain_text(name)]
-    found = [tokens for tokens in (open_corpus(name, data, "validation") for name in own) if len(tokens)]
+        return list(opened)
+    found = [tokens for tokens in opened if len(tokens)]
     if not found:
         raise DataError(
             f"data.validation: {data.train[0]!r} holds out no text; name some to evaluate on, or take {NEEDED:,} "

@@ -87,6 +87,12 @@ class ImageTask(Task):
         return fitting(images, source, config.model.classes)
 
     @classmethod
+    def only_trained_on(cls, config: Any) -> set[str]:
+        """The training images, where others are tested on."""
+        data = config.data
+        return {data.train} - {data.test or data.train}
+
+    @classmethod
     def class_names(cls, config: Any, folder: Path) -> list[str]:
         """Names of a run's classes: as it left them when it finished, or as its images have them, or numbers."""
         try:

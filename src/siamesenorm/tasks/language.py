@@ -24,7 +24,14 @@ from siamesenorm.models.lm import LanguageModel, LMConfig, LMOutput
 from siamesenorm.models.lm.counts import count_lm, flops_of_token
 from siamesenorm.residual.kernels.eager import planned
 from siamesenorm.tasks.base import ALONE, Batch, Loss, Ranks, Task, check_limits
-from siamesenorm.tasks.corpora import arithmetic_settings, open_corpus, open_held_out, save_tokenizer_of, tokenizer_of
+from siamesenorm.tasks.corpora import (
+    arithmetic_settings,
+    held_out_names,
+    open_corpus,
+    open_held_out,
+    save_tokenizer_of,
+    tokenizer_of,
+)
 from siamesenorm.tasks.language_config import LanguageEvaluationConfig, TextDataConfig
 from siamesenorm.tasks.likelihood import log_likelihoods
 from siamesenorm.tasks.metrics import FREQUENCY_TOKENS, Metric, Metrics, entropy, harness_metric
@@ -123,6 +130,11 @@ class LanguageTask(Task):
     def model_of(cls, config: Any) -> LanguageModel:
         """The language model of a configuration."""
         return LanguageModel(config.model)
+
+    @classmethod
+    def only_trained_on(cls, config: Any) -> set[str]:
+        """Training corpora that no text is held out of."""
+        return set(config.data.train) - set(held_out_names(config.data))
 
     @classmethod
     def sample_loss(cls, config: Any, model: nn.Module, rows: int) -> Tensor:

@@ -22,7 +22,7 @@ from siamesenorm.train.checkpoint.folder import RUN, CheckpointFolder
 from siamesenorm.train.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, check
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.facts import read_facts
-from siamesenorm.train.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RunFolder, read_lines
+from siamesenorm.train.folder import CHECKPOINTS, CONFIG, FACTS, METRICS, RunFolder, check_outside, read_lines
 from siamesenorm.train.recipes import parse_config
 from siamesenorm.train.schedule import decay_steps
 from siamesenorm.train.yaml import write_yaml
@@ -66,15 +66,15 @@ def new_run(
     """
     if os.path.lexists(place):
         raise ConfigError(f"{field}: {str(place)!r} is there already; it takes a new folder")
-    if place.resolve().is_relative_to(trunk.path.resolve()):  # nobody looks for runs inside of one
-        raise ConfigError.refused(field, place, f"it lies in the run {str(trunk)!r}, which stays as it is")
+    check_outside(field, place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(place.parent, place.name) as scratch:
             checkpoint(scratch / CHECKPOINTS)
             lines = read_lines(trunk.path / METRICS)
             write_whole(scratch / METRICS, "".join(line for line, record in lines if record["step"] <= at))
-            known = {"data": read_facts(trunk.path).get("data", {})}  # it goes on with no other
+            facts = read_facts(trunk.path)  # it goes on with no other data, and began as its trunk did
+            known = {"data": {}} | {name: facts[name] for name in ("data", "init_from_sha256") if name in facts}
             texts = {**(beside or {}), CONFIG: write_yaml(config.as_dict()), FACTS: json.dumps(known, indent=1) + "\n"}
             for name, text in texts.items():
                 write_whole(scratch / name, text)

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from siamesenorm.data.atomic import write_json
 from siamesenorm.errors import ConfigError
+from siamesenorm.tasks import find_task
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.folder import FACTS, AsWritten, read_written
 from siamesenorm.train.provenance import data_hashes, origin
@@ -52,6 +53,8 @@ class FactsFile(AsWritten):
     memory_bytes: float = 0
     chance_loss: float | None = None
     graft: GraftFacts | None = None
+    init_from_sha256: str | None = None
+    """Of the weights that the run began with, where `train.init_from` names some."""
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -66,8 +69,12 @@ def changed_data(folder: Path, hashes: Mapping[str, str]) -> list[str]:
 
 
 def warn_of_changed_data(folder: Path, config: RunConfig) -> None:
-    """Say which data are not what they were when a run was trained, before something is measured on them."""
-    for name in changed_data(folder, data_hashes(config)):
+    """Say which data are not what they were when a run was trained, before something is measured on them.
+
+    What is only trained on is not looked at, which may be terabytes.
+    """
+    unread = find_task(config.task).only_trained_on(config)
+    for name in changed_data(folder, data_hashes(config, without=unread)):
         log.warning("%s: data %r is not what it was when the run was trained; numbers are of other data", folder, name)
 
 
@@ -95,9 +102,14 @@ class Facts:
                 f"data: {name!r} is not what it was when this run began; bring it back, or begin anew with --restart"
             )
 
-    def begin(self, *, anew: bool = False) -> None:
-        """Record where the run comes from; anew: what an earlier one has cost does not count."""
+    def begin(self, *, anew: bool = False, start: str | None = None) -> None:
+        """Record where the run comes from; anew: what an earlier one has cost does not count.
+
+        start: the hash of the weights that it begins with now; a run that goes on keeps that of its beginning.
+        """
         self.earlier = {} if anew else read_facts(self.folder)
+        if start is not None:
+            self.earlier["init_from_sha256"] = start
         write_json(self.folder / FACTS, {**self.earlier, **self.origin})
 
     def end(self, **more: Any) -> None:

@@ -153,6 +153,7 @@ class RunFolder:
                 raise ConfigError(f"run: {str(self.path)!r} holds no run to resume; leave --resume out to begin one")
             if not empty:
                 raise ConfigError(f"run: {str(self.path)!r} holds other files; it takes a new or empty folder or a run")
+            check_outside("run", self.path)
             return
         self._check_names()
         if mode == "restart":
@@ -288,6 +289,19 @@ class RunFolder:
                 if fresh:
                     with contextlib.suppress(OSError):  # a run has begun in it
                         remove_tree(self.path, re.compile(re.escape(LOCK)))
+
+
+def check_outside(field: str, place: Path) -> None:
+    """Raise where a new folder would lie inside of a run: nobody looks for runs there, and a run stays as it is."""
+    for folder in filter(_holds_run, place.resolve().parents):
+        raise ConfigError.refused(field, place, f"it lies in the run {str(folder)!r}, which stays as it is")
+
+
+def _holds_run(folder: Path) -> bool:
+    try:
+        return os.path.isfile(folder / CONFIG) and not SECTIONS - load_recipe(folder / CONFIG).keys()
+    except ConfigError:
+        return False
 
 
 class MetricsFile:

@@ -5,7 +5,8 @@ They are read once, before the first step: a run that goes on has weights of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from siamesenorm.data.tensors import read_header, read_tensors
 from siamesenorm.data.tokenizer import Tokenizer
 from siamesenorm.errors import ConfigError
 from siamesenorm.layers.lora import is_factor
+from siamesenorm.models.fingerprint import tensors_hash
 from siamesenorm.models.stack import current_name
 from siamesenorm.opening import is_model, model_config_of, open_language
 from siamesenorm.tasks import Task
 from siamesenorm.train.checkpoint.state import model_tensors
 from siamesenorm.train.config import RunConfig
 from siamesenorm.train.folder import RunFolder
+from siamesenorm.train.resuming import differing_fields
 from siamesenorm.train.tensor_layout import place, row_orders
 from siamesenorm.train.trained import open_language_model, open_trained
 
@@ -39,6 +42,15 @@ class Starting:
     """Weights by name, in the original order of their rows, that fit the run's model."""
 
     weights: Mapping[str, Tensor]
+    source: Mapping[str, Tensor]
+    """As they were read, before rows were cut or added."""
+    remarks: tuple[str, ...] = ()
+    """What a reader should know of them."""
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """By which runs that began with the same weights are known, wherever these lay."""
+        return tensors_hash(dict(sorted(self.source.items())))
 
     @torch.no_grad()
     def put_into(self, model: nn.Module) -> None:
@@ -64,7 +76,8 @@ def starting_weights(config: RunConfig, task: Task) -> Starting | None:
         check_tokenizer(task, tokenizer)
     with torch.device("meta"):
         expected = task.model_of(config).state_dict()
-    weights = {current_name(name): tensor for name, tensor in weights.items()}
+    weights = _named_now(weights)
+    source_weights = dict(weights)
     if resize:
         weights |= {
             name: resized(weights[name], expected[name].shape[0])
@@ -81,7 +94,33 @@ def starting_weights(config: RunConfig, task: Task) -> Starting | None:
             )
     if more := sorted(weights.keys() - expected.keys()):
         raise ConfigError(f"{FIELD}: {str(source)!r} has {more[0]}, which the model has not")
-    return Starting(weights)
+    return Starting(weights, source_weights, tuple(_other_process(config, source)))
+
+
+def _other_process(config: RunConfig, source: Path) -> Iterator[str]:
+    """A sentence for every field of the section diffusion that the weights were trained with another value of."""
+    ours = config.as_dict().get("diffusion")
+    if ours is None:
+        return
+    if (source / "config.yaml").is_file():
+        theirs = RunFolder(source).config().as_dict().get("diffusion")
+    else:
+        theirs = _said(read_header(source, FIELD), "diffusion", source) if source.is_file() else None
+    for name, before, now in differing_fields(theirs, ours) if isinstance(theirs, dict) else ():
+        yield f"weights of {source} were trained with diffusion.{name} = {before}; this run goes on with {now}"
+
+
+def starting_hash(config: RunConfig) -> str | None:
+    """SHA-256 of the weights that `train.init_from` names as they are now; None where there are none."""
+    source = config.train.init_from
+    if source is None or not Path(source).exists():
+        return None
+    weights = _named_now(_read(Path(source), config.task)[1])
+    return Starting(weights, weights).sha256
+
+
+def _named_now(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {current_name(name): tensor for name, tensor in weights.items()}
 
 
 Found = tuple[dict[str, Any] | None, Mapping[str, Tensor], Tokenizer | None]
@@ -188,7 +227,11 @@ def source_model(source: Any, task: str) -> dict[str, Any]:
 
 def model_of_header(header: Mapping[str, str], file: Path) -> tuple[Any, str | None]:
     """The model's fields and the task that a file of weights names in its header; None where it names none."""
+    return _said(header, "config", file), header.get("task")
+
+
+def _said(header: Mapping[str, str], name: str, file: Path) -> Any:
     try:
-        return parse_json(header.get("config", "null")), header.get("task")
+        return parse_json(header.get(name, "null"))
     except ValueError:
         raise ConfigError(f"{FIELD}: {str(file)!r} has a header that is not sound JSON") from None

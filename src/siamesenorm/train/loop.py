@@ -83,8 +83,10 @@ def train(
             stack.callback(engine.close)
             changed = changes(run.config(), config) if world.is_main and run.exists and mode != "restart" else []
             world.agree_with_main(lambda: run.begin(config, mode))
-            world.agree_with_main(lambda: facts.begin(anew=mode == "restart"))
-            progress = RunProgress(engine, run, display or Display(), changed, keep_state=keep_state)
+            start = starting.sha256 if starting is not None and world.is_main else None
+            world.agree_with_main(lambda: facts.begin(anew=mode == "restart", start=start))
+            remarks = () if starting is None else starting.remarks
+            progress = RunProgress(engine, run, display or Display(), changed, remarks=remarks, keep_state=keep_state)
             stack.callback(progress.close)
             progress.begin(at)
             result = Loop(progress).run()

@@ -50,11 +50,12 @@ class RunProgress:
         display: Display,
         changed: Sequence[str] = (),
         *,
+        remarks: Sequence[str] = (),
         keep_state: bool = True,
     ) -> None:
         config, task, world = engine.config, engine.task, engine.world
         self.config, self.task, self.world, self.engine, self.folder = config, task, world, engine, folder
-        self.changed, self.keep_state = changed, keep_state
+        self.changed, self.remarks, self.keep_state = changed, remarks, keep_state
         self.recorder = world.agree(lambda: Recorder(config, task, folder, world, display))
         chance_loss = world.agree(task.chance_loss)
         self.monitor = DivergenceMonitor(config.divergence, config.schedule.warmup, chance_loss, task.chance)
@@ -87,6 +88,8 @@ class RunProgress:
             yield "recipe", sentence
         for sentence in self.changed:
             yield "changed", sentence
+        for sentence in self.remarks:
+            yield "init_from", sentence
         if engine.micro.count > 1:
             yield "micro_batch", engine.micro.sentence()
         if config.train.parameters != "all":

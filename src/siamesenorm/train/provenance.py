@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,13 @@ def origin(config: RunConfig | None = None) -> dict[str, Any]:
     return {**machine_facts(), "command": command(), "data": {} if config is None else data_hashes(config)}
 
 
-def data_hashes(config: RunConfig) -> dict[str, str]:
-    """SHA-256 of every corpus that a configuration names."""
+def data_hashes(config: RunConfig, without: Collection[str] = ()) -> dict[str, str]:
+    """SHA-256 of every corpus that a configuration names, without those that nobody asks for."""
     found: dict[str, str] = {}
     for value in config.as_dict()["data"].values():
         for name in value if isinstance(value, list) else [value]:
-            if isinstance(name, str) and name and (digest := hash_of(name)) is not None:
+            asked_for = isinstance(name, str) and name and name not in without
+            if asked_for and (digest := hash_of(name)) is not None:
                 found[name] = digest
     return found
 

@@ -46,7 +46,7 @@ def export_gguf(
     try:
         theirs, tensors = stock_model(model, ARCHITECTURES[name], dtype)
     except InteropError as error:
-        raise InteropError(f"{error}; gguf takes models that are {', '.join(ARCHITECTURES)}") from None
+        raise InteropError(f"{error.sentence}; gguf takes models that are {', '.join(ARCHITECTURES)}") from None
     metadata: dict[str, Any] = {MARK: __version__, f"{gguf.Keys.Tokenizer.MODEL}": "none"}
     reading = None if tokenizer is None else for_transformers(tokenizer, theirs.vocab_size)
     for field in SPECIAL if reading is not None else ():

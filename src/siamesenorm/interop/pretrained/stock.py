@@ -77,7 +77,7 @@ def stock_model(
     except InteropError as error:
         fitting = [name for name in ARCHITECTURES if name != model_type and can_carry(model, name)]
         instead = f"it can be {' or '.join(fitting)}" if fitting else "hf carries every model"
-        raise InteropError(f"{error}; {instead}") from None
+        raise InteropError(f"{error.sentence}; {instead}") from None
     dtype = dtype or state["embedding.weight"].dtype
     theirs.architectures, theirs.dtype = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]], dtype
     taken = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in each_once(targets, state)}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from siamesenorm.data.reading import reason_of
-from siamesenorm.errors import InteropError
+from siamesenorm.errors import InputError, InteropError
 from siamesenorm.interop.foreign_folder import silenced
 from siamesenorm.interop.pretrained.architectures import (
     ARCHITECTURES,
@@ -58,7 +58,8 @@ def attempt(config: LMConfig, model_type: str) -> tuple[Any, tuple[str, str] | N
             made = kind_class(**{names.get(name, name): value for name, value in fields})
             again = read_config(made, kind)
     except Exception as error:  # their checks raise in kinds of their own
-        return None, ("the model", f"refuses it: {reason_of(error).removeprefix('source: ')}")
+        reason = error.sentence if isinstance(error, InputError) else reason_of(error)
+        return None, ("the model", f"refuses it: {reason.removeprefix('source: ')}")
     lost = next(differences(config, again), None)
     return made, None if lost is None else (f"{lost[0]} = {lost[1]!r}", f"has {lost[2]!r}")
 

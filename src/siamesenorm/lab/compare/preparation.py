@@ -30,7 +30,8 @@ from siamesenorm.lab.compare.own_model import check_own_models
 from siamesenorm.lab.compare.runner import DONE, CellProgress, plan
 from siamesenorm.tasks import Task, find_task
 from siamesenorm.tasks.metrics import DECIDED_BY, LEAST
-from siamesenorm.train.facts import changed_data
+from siamesenorm.train.facts import changed_data, read_facts
+from siamesenorm.train.init_from import starting_hash
 from siamesenorm.train.parameters import share_of
 from siamesenorm.train.provenance import data_hashes, origin
 
@@ -181,8 +182,16 @@ def prepare_grid(
 
 
 def _check_kept(places: Sequence[CellProgress], hashes: dict[str, str]) -> None:
-    """Raise if cells that are done have learnt from other data than there is now under the same names."""
+    """Raise if cells that have begun learnt from other data, or other first weights, than there are now."""
+    starts: dict[str | None, str | None] = {}
     for progress in places:
+        known, source = read_facts(progress.folder).get("init_from_sha256"), progress.cell.config.train.init_from
+        if known is not None and source not in starts:
+            starts[source] = starting_hash(progress.cell.config)
+        if known is not None and starts[source] not in (None, known):
+            raise ConfigError(
+                f"train.init_from: {source!r} is not what it was when {progress.cell.name} began; give another --out"
+            )
         for name in changed_data(progress.folder, hashes):
             raise ConfigError(
                 f"data: {name!r} is not what it was when {progress.cell.name} was trained; give another --out"

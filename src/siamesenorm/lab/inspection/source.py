@@ -28,6 +28,7 @@ from siamesenorm.opening import OURS, open_language
 from siamesenorm.tasks import find_task
 from siamesenorm.tasks.corpora import open_held_out
 from siamesenorm.tasks.images import ImageTask
+from siamesenorm.train.facts import warn_of_changed_data
 from siamesenorm.train.folder import CONFIG, RunFolder
 from siamesenorm.train.trained import open_language_model, open_trained
 
@@ -73,6 +74,7 @@ def open_inspected(folder: Path, text: Path | None, tokens: int) -> InspectionSo
     if text is not None:
         texts = [read_text(text, found.tokenizer, tokens)]
     elif found.held_out is not None:
+        warn_of_changed_data(folder, RunFolder(folder).config())
         texts = found.held_out()
     else:
         texts = [embedded_tokens(EMBEDDED_TEXT, "validation", tokenizer=found.tokenizer)]
@@ -114,6 +116,7 @@ def open_images_of(folder: Path, task_name: str, tokens: int) -> InspectionSourc
     assert isinstance(task, ImageTask)
     if task.held_out is None:
         raise InspectionError(f"run: {str(folder)!r} has no held-out images")
+    warn_of_changed_data(folder, config)
     batch = next(task.held_out.batches(count))
     facts = {
         "kind": "run",

@@ -27,7 +27,8 @@ POINTS = 200
 CHANCE = 0.1
 """How far below the loss of having learnt nothing of its input a run must come to have learnt something."""
 SHORT = 8
-"""Digits of a hash that tell data apart."""
+"""Digits of a hash that tell data, or first weights, apart."""
+INIT_FROM = "train.init_from"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Run(OnAxes):
     curve: list[tuple[int, float]]
     """Step and training loss."""
     evaluations: list[tuple[int, dict[str, float]]]
+    """Step and what was measured; `evaluation` is the last of them."""
     step_seconds: float | None
     """Median."""
     message: str = ""
@@ -64,12 +66,14 @@ class Run(OnAxes):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Every field that decides the run, by dotted name, corpora by their hashes where these are known."""
+        """Every field that decides the run, by dotted name; corpora and first weights by known hashes."""
         values, hashes = self.config.decisive(), self.facts.get("data", {})
         values["data"] = {name: by_content(value, hashes) for name, value in values["data"].items()}
         if self.config.train.init_from in self.graft.get("starts", {}).values():
             values["train"]["init_from"] = self.graft.get("weights")  # grafts of one model start from the same function
             values["model"] |= self.graft.get("fields", {})  # and have what they change for that
+        else:
+            values["train"]["init_from"] = self.facts.get("init_from_sha256") or self.config.train.init_from
         values["divergence"] = self.config.divergence.model_dump(mode="json")
         evaluation = self.config.as_dict()["evaluation"].items()
         values["evaluation"] = {name: value for name, value in evaluation if name not in UNCOUNTED}
@@ -79,6 +83,12 @@ class Run(OnAxes):
     def graft(self) -> dict[str, Any]:
         """What is on record of the model that a comparison went on from; nothing where there is none."""
         return self.facts.get("graft") or {}
+
+    @property
+    def measured_early(self) -> int | None:
+        """The step of its last evaluation, where a finished run went on behind it."""
+        last = self.evaluations[-1][0] if self.evaluations else self.step
+        return last if self.state == "finished" and last < self.step else None
 
     def score(self, metric: str) -> float | None:
         """Its last held-out number of a name, if it reached its end."""
@@ -90,9 +100,11 @@ class Run(OnAxes):
         return self.directions.get(metric, None if known is None else known.higher)
 
     def field_text(self, name: str) -> str:
-        """The value of a field for people: data by their names and the first digits of their hashes."""
+        """The value of a field for people: data and first weights by names and the first digits of their hashes."""
         value = self.fields.get(name)
         section, _, rest = name.partition(".")
+        if name == INIT_FROM and value is not None and value == self.facts.get("init_from_sha256"):
+            return f"{Path(str(self.config.train.init_from)).name}@{value[:SHORT]}"
         if section != "data":
             return _text(value)
         named, hashes = self.config.as_dict()["data"].get(rest), self.facts.get("data", {})
@@ -262,7 +274,7 @@ def read_records(folders: Iterable[Path]) -> Records:
 def _settings(runs: Sequence[Run]) -> tuple[dict[str, str], tuple[tuple[str, tuple[str, ...]], ...]]:
     """A label of the fields that differ, without those that follow from others; and all that differ, with values.
 
-    Different data, optimisers and parameters follow from nothing, so these are always in the label.
+    Different data, first weights, optimisers and parameters follow from nothing, so these are always in the label.
     """
     fields = {run.identity: run.fields for run in runs}
     names = dict.fromkeys(name for values in fields.values() for name in values)
@@ -288,7 +300,7 @@ def _settings(runs: Sequence[Run]) -> tuple[dict[str, str], tuple[tuple[str, tup
 
 
 def _always_said(name: str) -> bool:
-    return name.startswith("data.") or name in (OPTIMIZER, PARAMETERS)
+    return name.startswith("data.") or name in (OPTIMIZER, PARAMETERS, INIT_FROM)
 
 
 def by_content(value: Any, hashes: Mapping[str, str]) -> Any:

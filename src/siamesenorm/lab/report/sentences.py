@@ -100,6 +100,11 @@ def notes(records: Records) -> list[str]:
         found.append(
             f"{len(records.unfinished)} runs are not finished and left out: {', '.join(records.unfinished[:5])}"
         )
+    early = [
+        f"{run.name} (at {run.measured_early} of {run.step})" for run in records.runs if run.measured_early is not None
+    ]
+    if early:
+        found.append(f"{len(early)} runs were last evaluated before their end: {_some(early)}")
     for name, difference in records.duplicates[:5]:
         agreement = "" if difference is None else f"; their losses lie {difference:.2g} apart"
         found.append(f"{name} was there twice and counts once{agreement}")

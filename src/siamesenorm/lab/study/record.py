@@ -209,6 +209,7 @@ def read_ledger(folder: Path) -> dict[str, Record]:
     except MissingError:
         return {}
     found: dict[str, Record] = {}
+    first: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -218,7 +219,12 @@ def read_ledger(folder: Path) -> dict[str, Record]:
             raise ConfigError(f"records: {str(folder / LEDGER)!r}, line {number}: {first_of(error)}") from None
         except ValueError as error:
             raise ConfigError(f"records: {str(folder / LEDGER)!r}, line {number}: is no JSON: {error}") from None
-        found.setdefault(record.key, record)
+        if found.setdefault(record.key, record) != record:
+            raise ConfigError(
+                f"records: {str(folder / LEDGER)!r}, lines {first[record.key]} and {number}: both are {record.cell!r} "
+                f"and say different things ({_said(found[record.key])}, {_said(record)}); it takes one record of a run"
+            )
+        first.setdefault(record.key, number)
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,6 +199,11 @@ class DiffusionTask(ImageTask):
         samples = list(sharing.each(range(0, len(labels), evaluation.at_once), sampled))
         found = self.fidelity(np.concatenate(samples), labels)
         return {"frechet": found["frechet"], "sample_accuracy": found["accuracy"]}
+
+    @classmethod
+    def header(cls, config: Any, folder: Path) -> dict[str, str]:
+        """What the model predicts, and under which noise."""
+        return {"diffusion": json.dumps(config.diffusion.model_dump(mode="json"))}
 
     def samples(self, model: nn.Module, labels: Tensor, first: int = 0) -> Tensor:
         """Samples as evaluation makes them, about ±1."""
