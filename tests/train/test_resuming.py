@@ -250,8 +250,10 @@ def test_a_run_inside_of_a_run_is_refused(tmp_path, capsys):
         heard = one_sentence(["train", "lm-tiny", "--run", str(run / inner)], capsys)
         assert f"run: {str(run / inner)!r} is not allowed; it lies in the run {str(run)!r}" in heard
     assert contents(tmp_path) == before
-    (tmp_path / "config.yaml").write_text("mine: 1\n")
-    assert train(tiny("steps=1", "warmup=0"), tmp_path / "beside").state == "finished"  # that file is no run's
+    whole = (run / "config.yaml").read_text()
+    for number, recipe in enumerate(("mine: 1\n", whole)):  # a file of the user's own is no run
+        (tmp_path / "config.yaml").write_text(recipe)
+        assert train(tiny("steps=1", "warmup=0"), tmp_path / f"beside{number}").state == "finished"
 
 
 def test_what_is_only_trained_on_is_not_read_to_evaluate(tmp_path, capsys, caplog, monkeypatch):

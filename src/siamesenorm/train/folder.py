@@ -298,8 +298,10 @@ def check_outside(field: str, place: Path) -> None:
 
 
 def _holds_run(folder: Path) -> bool:
+    if not (os.path.isfile(folder / CONFIG) and os.path.isfile(folder / STATUS)):
+        return False  # a recipe of the user's own may lie around runs, whatever its name
     try:
-        return os.path.isfile(folder / CONFIG) and not SECTIONS - load_recipe(folder / CONFIG).keys()
+        return not SECTIONS - load_recipe(folder / CONFIG).keys()
     except ConfigError:
         return False
 
